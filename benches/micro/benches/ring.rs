@@ -1,0 +1,2 @@
+//! Ring.
+fn main() {}

@@ -1,0 +1,1 @@
+//! Railhead micro-benchmarks.
