@@ -93,7 +93,9 @@ pub enum PublishError {
 impl fmt::Display for PublishError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Generation { current } => write!(f, "the generation does not follow {current}, which the cell holds"),
+            Self::Generation { current } => {
+                write!(f, "the generation does not follow {current}, which the cell holds")
+            }
             Self::Length { needed_words, given_words } => {
                 write!(f, "a payload of {given_words} words for a cell of {needed_words}")
             }

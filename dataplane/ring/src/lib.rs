@@ -32,3 +32,9 @@ pub use error::{Busy, Corrupt, Full, LayoutError, PublishError};
 pub use log::{Entry, LogReader, LogWriter, log_words};
 pub use spsc::{Consumer, Producer, RING_HEADER_WORDS, ring_words};
 pub use sync::Word;
+
+/// Zeroed memory for the tests of this crate.
+#[cfg(all(test, not(loom)))]
+fn zeroed(words: usize) -> std::vec::Vec<Word> {
+    core::iter::repeat_with(|| Word::new(0)).take(words).collect()
+}

@@ -39,7 +39,8 @@ fn check_layout(memory: &[Word], entries: usize, entry_words: usize) -> Result<(
     if !entries.is_power_of_two() {
         return Err(LayoutError::Capacity { capacity: entries });
     }
-    let needed_words = checked_log_words(entries, entry_words).ok_or(LayoutError::Capacity { capacity: entries })?;
+    let needed_words =
+        checked_log_words(entries, entry_words).ok_or(LayoutError::Capacity { capacity: entries })?;
     if memory.len() < needed_words {
         return Err(LayoutError::TooShort { needed_words, given_words: memory.len() });
     }
@@ -54,9 +55,12 @@ fn entry<const W: usize>(memory: &[Word], position: u64, mask: u64) -> (&Word, &
     (&memory[start], &memory[start + 1..start + 1 + W])
 }
 
-/// The sequence of the complete entry at a position.
+/// Positions that no writer reaches in a lifetime, so that sequences never wrap.
+const POSITION_LIMIT: u64 = 1 << 62;
+
+/// The sequence of the complete entry at a position. For positions that cannot be it is odd: never complete.
 const fn complete(position: u64) -> u64 {
-    position.wrapping_mul(2).wrapping_add(2)
+    position.saturating_mul(2).saturating_add(2)
 }
 
 /// The writing end. At most one per log; any one thread.
@@ -76,6 +80,9 @@ impl<M: Deref<Target = [Word]>, const W: usize> LogWriter<M, W> {
         check_layout(&memory, entries, W)?;
         let mask = entries as u64 - 1;
         let mut next = memory[NEXT].load_relaxed();
+        if next >= POSITION_LIMIT {
+            return Err(LayoutError::Indices);
+        }
         let (sequence, _) = entry::<W>(&memory, next, mask);
         let ahead = sequence.load_relaxed();
         // The last writer may have died between completing an entry and counting it. A reader may be copying that
@@ -94,7 +101,7 @@ impl<M: Deref<Target = [Word]>, const W: usize> LogWriter<M, W> {
     pub fn append(&mut self, words: &[u64; W]) -> u64 {
         let position = self.next;
         let (sequence, slots) = entry::<W>(&self.memory, position, self.mask);
-        sequence.store_relaxed(complete(position).wrapping_sub(1));
+        sequence.store_relaxed(complete(position) - 1);
         // Partner: the reader's acquire fence. Who copied one of the words below sees this sequence at its check.
         fence_at(Site::LogOddFence, Ordering::Release);
         for (slot, value) in slots.iter().zip(words) {
@@ -102,7 +109,7 @@ impl<M: Deref<Target = [Word]>, const W: usize> LogWriter<M, W> {
         }
         // Partner: the reader's acquire load of the entry's sequence.
         sequence.store_at(Site::LogEvenRelease, complete(position));
-        self.next = position.wrapping_add(1);
+        self.next = position + 1;
         // Partner: the acquire load in `next_position`; positions below it are complete for whoever asks there.
         self.memory[NEXT].store_at(Site::LogNextRelease, self.next);
         position

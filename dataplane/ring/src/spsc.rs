@@ -79,7 +79,8 @@ impl<M: Deref<Target = [Word]>, const W: usize> Producer<M, W> {
     pub fn new(memory: M, capacity: usize) -> Result<Self, LayoutError> {
         check_layout(&memory, capacity, W)?;
         let tail = memory[TAIL].load_relaxed();
-        let mut producer = Self { memory, mask: capacity as u64 - 1, next: tail, published: tail, head: tail };
+        let mut producer =
+            Self { memory, mask: capacity as u64 - 1, next: tail, published: tail, head: tail };
         producer.refresh().map_err(|Corrupt| LayoutError::Indices)?;
         Ok(producer)
     }
