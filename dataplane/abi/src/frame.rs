@@ -1,0 +1,462 @@
+//! Frames: messages on the session socket, the admin socket and the handshake channel of two nodes.
+//!
+//! A frame is a prefix of 16 bytes that never changes and a body of words, all little-endian.
+
+use crate::codes::Code;
+use crate::words::{Layout, words};
+
+/// First four bytes of every frame: `RHD1`.
+pub const MAGIC: u32 = u32::from_le_bytes(*b"RHD1");
+/// Words of the prefix.
+pub const PREFIX_WORDS: usize = 2;
+/// Largest frame in words, prefix included.
+pub const FRAME_WORDS_MAX: usize = 64;
+/// Largest frame in bytes.
+pub const FRAME_BYTES_MAX: usize = FRAME_WORDS_MAX * 8;
+/// Longest name in bytes.
+pub const NAME_BYTES_MAX: usize = 63;
+/// Words of a name.
+pub const NAME_WORDS: usize = 8;
+/// A name, zero-padded.
+pub type Name = [u64; NAME_WORDS];
+
+words! {
+    /// The frozen prefix.
+    pub struct Prefix: 2 {
+        /// [`MAGIC`].
+        magic: u32 = 0, 0;
+        /// [`crate::ABI_VERSION`] on local sockets, the protocol's major version between nodes.
+        version: u16 = 0, 32;
+        /// Which frame.
+        kind: u16 = 0, 48;
+        /// Bytes of the whole frame.
+        length: u32 = 1, 0;
+    }
+}
+
+words! {
+    /// Client: I want to attach.
+    pub struct Hello: 12 {
+        /// Session name; empty is replaced by `pid-N`.
+        name: Name = 0, 0;
+        /// Ports wanted, spread over the lanes.
+        ports: u32 = 8, 0;
+        /// Submissions and completions that each port's rings hold, a power of two up to 1,024; 0 is 256.
+        entries: u32 = 8, 32;
+    }
+}
+
+words! {
+    /// Dataplane: attached. Carries the session memory, the lanes' page, then one eventfd per lane.
+    pub struct Welcome: 24 {
+        /// Incarnation of the dataplane.
+        incarnation: u64 = 0, 0;
+        /// Session slot.
+        session: u32 = 1, 0;
+        /// Lanes of the dataplane.
+        lanes: u32 = 1, 32;
+        /// Ports granted.
+        ports: u32 = 2, 0;
+        /// Entries of each ring.
+        entries: u32 = 2, 32;
+        /// Entries of each event ring.
+        event_entries: u32 = 3, 0;
+        /// Signal words.
+        signals: u32 = 3, 32;
+        /// This node's name.
+        node: Name = 4, 0;
+        /// The session's name.
+        name: Name = 12, 0;
+    }
+}
+
+/// The region may be read by transfers.
+pub const ACCESS_READ: u32 = 1;
+/// The region may be written by transfers.
+pub const ACCESS_WRITE: u32 = 2;
+
+words! {
+    /// Client: register the memory file that comes with this frame.
+    pub struct Register: 24 {
+        /// First byte of the region in the file; a multiple of its page size.
+        offset: u64 = 0, 0;
+        /// Bytes of the region.
+        bytes: u64 = 1, 0;
+        /// [`ACCESS_READ`] | [`ACCESS_WRITE`].
+        access: u32 = 2, 0;
+        /// Name; empty means that nobody else can open it.
+        name: Name = 3, 0;
+        /// Who may open it: `NODE/NAME` of a session, `NODE/*`, or `*`; empty: nobody.
+        grant: [u64; 12] = 11, 0;
+    }
+}
+
+words! {
+    /// Dataplane: a handle.
+    pub struct Handle: 8 {
+        /// Slot.
+        index: u32 = 0, 0;
+        /// Generation.
+        generation: u32 = 0, 32;
+        /// Bytes of the region.
+        bytes: u64 = 1, 0;
+        /// Bytes of the pages that it lies on.
+        page_bytes: u64 = 2, 0;
+        /// Peer slot for remote handles, `u32::MAX` for local ones.
+        peer: u32 = 3, 0;
+        /// The remote session that owns it, for notifications.
+        session: u32 = 3, 32;
+    }
+}
+
+words! {
+    /// Client: give this handle back.
+    pub struct Release: 2 {
+        /// Slot.
+        index: u32 = 0, 0;
+        /// Generation.
+        generation: u32 = 0, 32;
+        /// 0 for a region, 1 for a remote handle.
+        remote: u32 = 1, 0;
+    }
+}
+
+words! {
+    /// Client: open a remote region. The peer `self` or this node's own name is this node.
+    pub struct Open: 20 {
+        /// The peer's name.
+        node: Name = 0, 0;
+        /// The region's name.
+        region: Name = 8, 0;
+        /// [`ACCESS_WRITE`].
+        access: u32 = 16, 0;
+    }
+}
+
+words! {
+    /// No, and why.
+    pub struct Refused: 26 {
+        /// A [`Code`] number.
+        code: u16 = 0, 0;
+        /// A figure that belongs to the code, such as the holder's pid.
+        figure: u64 = 1, 0;
+        /// The field or the cause, zero-padded UTF-8.
+        detail: [u64; 24] = 2, 0;
+    }
+}
+
+words! {
+    /// A frame without content.
+    pub struct Empty: 1 {
+        /// A figure that belongs to the kind.
+        figure: u64 = 0, 0;
+    }
+}
+
+words! {
+    /// Control: I want to hold this dataplane.
+    pub struct AdminHello: 4 {
+        /// 1 to write settings, 0 to look only.
+        hold: u32 = 0, 0;
+        /// Process id.
+        pid: u32 = 0, 32;
+    }
+}
+
+words! {
+    /// Dataplane: the control segment comes with this frame.
+    pub struct AdminWelcome: 20 {
+        /// Incarnation of the dataplane.
+        incarnation: u64 = 0, 0;
+        /// Words of the control segment.
+        segment_words: u64 = 1, 0;
+        /// Process id of the dataplane.
+        pid: u32 = 2, 0;
+        /// Lanes.
+        lanes: u32 = 2, 32;
+        /// This node's name.
+        node: Name = 4, 0;
+    }
+}
+
+words! {
+    /// Node to node, inside the authenticated channel: who I am.
+    pub struct NodeHello: 16 {
+        /// This node's name.
+        node: Name = 0, 0;
+        /// Incarnation.
+        incarnation: u64 = 8, 0;
+        /// Major version of the protocol.
+        major: u16 = 9, 0;
+        /// Minor version.
+        minor: u16 = 9, 16;
+        /// Lanes of this node.
+        lanes: u32 = 9, 32;
+        /// Feature bits.
+        features: u64 = 10, 0;
+        /// Slots that each data connection has.
+        slots: u16 = 11, 0;
+        /// Bytes of a small block.
+        small_bytes: u32 = 11, 32;
+        /// Bytes of a large block.
+        large_bytes: u32 = 12, 0;
+        /// Random token that data connections of this channel are bound to.
+        token: u64 = 13, 0;
+    }
+}
+
+words! {
+    /// Node to node: open a region of yours for a session of mine.
+    pub struct NodeOpen: 24 {
+        /// Given back in the answer.
+        cookie: u64 = 0, 0;
+        /// The region's name.
+        region: Name = 1, 0;
+        /// The session's name at the asking node.
+        session: Name = 9, 0;
+        /// [`ACCESS_WRITE`].
+        access: u32 = 17, 0;
+    }
+}
+
+words! {
+    /// Node to node: the region is yours to use.
+    pub struct NodeOpened: 10 {
+        /// Of the request.
+        cookie: u64 = 0, 0;
+        /// A [`Code`] number; 0 is success.
+        status: u16 = 1, 0;
+        /// Key: slot.
+        index: u32 = 2, 0;
+        /// Key: epoch.
+        epoch: u32 = 2, 32;
+        /// Bytes of the region.
+        bytes: u64 = 3, 0;
+        /// Session that owns it.
+        session: u32 = 4, 0;
+        /// 1 if direct is possible.
+        direct_possible: u8 = 4, 32;
+        /// Mode of the receive leg.
+        mode: u8 = 4, 40;
+        /// In mode auto, direct from this many bytes.
+        direct_from_bytes: u64 = 5, 0;
+        /// Generation of this plan.
+        plan_generation: u64 = 6, 0;
+    }
+}
+
+words! {
+    /// Node to node: the receive plan of this node changed.
+    pub struct NodePlan: 4 {
+        /// Mode of the receive leg.
+        mode: u8 = 0, 0;
+        /// In mode auto, direct from this many bytes.
+        direct_from_bytes: u64 = 1, 0;
+        /// Generation of this plan.
+        generation: u64 = 2, 0;
+    }
+}
+
+words! {
+    /// Node to node: the key is not used any more (from its holder), or not valid any more (from its owner).
+    pub struct NodeClose: 2 {
+        /// Slot.
+        index: u32 = 0, 0;
+        /// Epoch.
+        epoch: u32 = 0, 32;
+    }
+}
+
+words! {
+    /// First bytes of a data connection, before any record.
+    pub struct DataHello: 12 {
+        /// Token of the authenticated channel.
+        token: u64 = 0, 0;
+        /// Initiator's lane.
+        lane: u32 = 1, 0;
+        /// Target's lane.
+        target_lane: u32 = 1, 32;
+        /// Class.
+        class: u32 = 2, 0;
+        /// Attempt, so that no MAC is ever valid twice.
+        attempt: u32 = 2, 32;
+        /// Keyed digest over the words above and the handshake hash.
+        mac: [u64; 4] = 4, 0;
+    }
+}
+
+macro_rules! kinds {
+    ($( $variant:ident = $number:literal => $body:ident, $text:literal; )*) => {
+        /// Which frame: kinds below 100 on the session socket, below 200 on the admin socket, below 300 between nodes.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        #[repr(u16)]
+        pub enum FrameKind { $( #[doc = $text] $variant = $number, )* }
+        impl FrameKind {
+            /// The kind of a number.
+            #[must_use]
+            pub const fn from_number(number: u16) -> Option<Self> {
+                match number { $( $number => Some(FrameKind::$variant), )* _ => None }
+            }
+        }
+        /// A frame that was understood.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        #[expect(clippy::large_enum_variant, reason = "frames are cold and short-lived")]
+        pub enum Frame { $( #[doc = $text] $variant($body), )* }
+        impl Frame {
+            /// Writes the frame; returns its bytes.
+            #[must_use]
+            pub fn encode(&self, version: u16) -> ([u8; FRAME_BYTES_MAX], usize) {
+                match self { $( Frame::$variant(body) => encode_frame(version, $number, &body.encode()), )* }
+            }
+            /// Reads a frame.
+            ///
+            /// # Errors
+            /// [`Code::FrameMalformed`], or [`Code::VersionMismatch`] if the prefix is of another version.
+            pub fn decode(version: u16, bytes: &[u8]) -> Result<Frame, Code> {
+                let (kind, words) = decode_frame(version, bytes)?;
+                match kind {
+                    $( $number => {
+                        let body = words.get(PREFIX_WORDS..PREFIX_WORDS + $body::WORDS).ok_or(Code::FrameMalformed)?;
+                        if bytes.len() != 8 * (PREFIX_WORDS + $body::WORDS) {
+                            return Err(Code::FrameMalformed);
+                        }
+                        let body = body.try_into().map_err(|_| Code::FrameMalformed)?;
+                        Ok(Frame::$variant($body::decode(body)))
+                    } )*
+                    _ => Err(Code::FrameMalformed),
+                }
+            }
+        }
+    };
+}
+
+kinds! {
+    Hello = 1 => Hello, "client to dataplane: attach";
+    Welcome = 2 => Welcome, "dataplane to client: attached";
+    Register = 3 => Register, "client to dataplane: register a region";
+    Registered = 4 => Handle, "dataplane to client: registered";
+    Open = 5 => Open, "client to dataplane: open a remote region";
+    Opened = 6 => Handle, "dataplane to client: opened";
+    Release = 7 => Release, "client to dataplane: give a handle back";
+    Released = 8 => Empty, "dataplane to client: given back";
+    Refused = 9 => Refused, "either way, on every socket: no";
+
+    AdminHello = 101 => AdminHello, "control to dataplane: hold or look";
+    AdminWelcome = 102 => AdminWelcome, "dataplane to control: here is the segment";
+    AdminWake = 103 => Empty, "control to dataplane: a snapshot was published";
+
+    NodeHello = 201 => NodeHello, "node to node: who I am";
+    NodeOpen = 202 => NodeOpen, "node to node: open a region";
+    NodeOpened = 203 => NodeOpened, "node to node: answer to open";
+    NodePlan = 204 => NodePlan, "node to node: new receive plan";
+    NodePlanned = 205 => Empty, "node to node: receive plan of this generation is in use";
+    NodeClose = 206 => NodeClose, "node to node: key given back or withdrawn";
+    NodeClosed = 207 => NodeClose, "node to node: key is not used any more";
+    Heartbeat = 208 => Empty, "node to node: alive";
+    DataHello = 209 => DataHello, "first frame of a data connection";
+    DataReady = 210 => Empty, "answer to DataHello";
+}
+
+fn encode_frame(version: u16, kind: u16, body: &[u64]) -> ([u8; FRAME_BYTES_MAX], usize) {
+    let mut bytes = [0; FRAME_BYTES_MAX];
+    let length = 8 * (PREFIX_WORDS + body.len());
+    #[expect(clippy::cast_possible_truncation, reason = "at most FRAME_BYTES_MAX")]
+    let prefix = Prefix { magic: MAGIC, version, kind, length: length as u32 };
+    for (at, word) in prefix.encode().iter().chain(body).enumerate() {
+        bytes[8 * at..8 * at + 8].copy_from_slice(&word.to_le_bytes());
+    }
+    (bytes, length)
+}
+
+fn decode_frame(version: u16, bytes: &[u8]) -> Result<(u16, [u64; FRAME_WORDS_MAX]), Code> {
+    if bytes.len() < 8 * PREFIX_WORDS || bytes.len() > FRAME_BYTES_MAX || !bytes.len().is_multiple_of(8) {
+        return Err(Code::FrameMalformed);
+    }
+    let mut words = [0u64; FRAME_WORDS_MAX];
+    for (word, chunk) in words.iter_mut().zip(bytes.chunks_exact(8)) {
+        let mut eight = [0; 8];
+        eight.copy_from_slice(chunk);
+        *word = u64::from_le_bytes(eight);
+    }
+    let prefix = Prefix::decode(&[words[0], words[1]]);
+    if prefix.magic != MAGIC || prefix.length as usize != bytes.len() {
+        return Err(Code::FrameMalformed);
+    }
+    if prefix.version != version {
+        return Err(Code::VersionMismatch);
+    }
+    Ok((prefix.kind, words))
+}
+
+/// Puts text into words, cut at a character boundary so that at least one zero byte ends it.
+#[must_use]
+pub fn text_words<const N: usize>(text: &str) -> [u64; N] {
+    let mut words = [0; N];
+    let mut end = text.len().min(8 * N - 1);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    for (at, byte) in text.as_bytes()[..end].iter().enumerate() {
+        words[at / 8] |= u64::from(*byte) << (8 * (at % 8));
+    }
+    words
+}
+
+/// A name in words.
+#[must_use]
+pub fn name_words(name: &str) -> Name {
+    text_words(name)
+}
+
+/// Text taken out of words, for reading as `&str`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Text {
+    bytes: [u8; 192],
+    length: usize,
+}
+
+impl Text {
+    /// Reads zero-padded words, up to 192 bytes; invalid UTF-8 is cut where it begins.
+    #[must_use]
+    pub fn of(words: &[u64]) -> Self {
+        let mut bytes = [0; 192];
+        let mut length = 0;
+        'words: for word in words.iter().take(24) {
+            for byte in word.to_le_bytes() {
+                if byte == 0 {
+                    break 'words;
+                }
+                bytes[length] = byte;
+                length += 1;
+            }
+        }
+        if let Err(error) = core::str::from_utf8(&bytes[..length]) {
+            length = error.valid_up_to();
+        }
+        Self { bytes, length }
+    }
+
+    /// The text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        core::str::from_utf8(&self.bytes[..self.length]).unwrap_or_default()
+    }
+}
+
+/// Whether `name` is 1 to 63 bytes of letters, digits, `.`, `-`, `_`.
+#[must_use]
+pub fn is_name(name: &str) -> bool {
+    !name.is_empty()
+        && name.len() <= NAME_BYTES_MAX
+        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_'))
+}
+
+impl Refused {
+    /// A refusal with a cause in words.
+    #[must_use]
+    pub fn because(code: Code, detail: &str) -> Self {
+        Self { code: code.number(), figure: 0, detail: text_words(detail) }
+    }
+}
+
+const _: () = assert!(<Refused as Layout>::WORDS + PREFIX_WORDS <= FRAME_WORDS_MAX);

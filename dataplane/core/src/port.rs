@@ -1,0 +1,273 @@
+//! The ports: what the engine asks of a fabric and of a copy engine. Adapters implement them.
+//!
+//! Shaped like reliable-connected queue pairs, so that NICs fit as they are and sockets emulate them.
+//! Everything is posted and ends later: a post returns at once, its end is an event of a later
+//! `poll`. No call blocks, and none moves more than the slice that the adapter was configured with.
+//! The engine names local memory by [`Place`] and remote memory by [`Key`]; adapters hold the tables
+//! that turn those into addresses and NIC keys, and fill them outside of these traits.
+
+use railhead_abi::Code;
+use railhead_abi::record::RawRecord;
+
+/// A moment on the monotonic clock, in nanoseconds. The engine never reads a clock; callers pass `now`.
+pub type Nanos = u64;
+
+/// A slot of the lane's table of local memories. Slot 0 is the lane's staging arena.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct RegionIndex(pub u32);
+
+impl RegionIndex {
+    /// The lane's staging arena.
+    pub const ARENA: RegionIndex = RegionIndex(0);
+}
+
+/// A place in local memory. The engine has checked that the bytes named with it lie inside the region.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// Which memory.
+    pub region: RegionIndex,
+    /// First byte in it.
+    pub offset: u64,
+}
+
+/// Names memory at the other end of a connection; the epoch tells a reused slot apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Key {
+    /// The region's slot at the target; 0 is the target lane's staging arena.
+    pub index: u32,
+    /// The slot's generation at the target; for the arena the pool's epoch.
+    pub epoch: u32,
+}
+
+/// A place in memory at the other end of a connection. The target's adapter checks it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RemotePlace {
+    /// Which memory.
+    pub key: Key,
+    /// First byte in it.
+    pub offset: u64,
+}
+
+/// A slot of the lane's table of connections.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, PartialOrd, Ord)]
+pub struct ConnectionIndex(pub u16);
+
+/// The engine's name for posted work; given back when the work is done, then free again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PostId(pub u32);
+
+/// A post was not taken; nothing has happened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PostError {
+    /// The queue has no room: try again after events have come. Not an error.
+    Full,
+    /// The connection is down or closing; `Down` was or will be polled.
+    Down,
+}
+
+/// A write to post.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Write {
+    /// Source. It may be reused once the post is done.
+    pub from: Place,
+    /// Bytes, from 1 to [`Capabilities::write_bytes_max`].
+    pub bytes: u32,
+    /// Destination.
+    pub to: RemotePlace,
+    /// The transfer's slot on this connection, so that the target can say which transfer a refused write was of.
+    pub slot: u16,
+    /// Given back in [`FabricEvent::Done`].
+    pub post: PostId,
+}
+
+/// What a fabric can do. The conformance tests hold every fabric to what it says here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Capabilities {
+    /// Most bytes of one write.
+    pub write_bytes_max: u32,
+    /// Posts (writes and flushes) that one connection takes before it says `Full`, at least this many.
+    pub posts_max: u16,
+    /// Records that one connection takes before it says `Full`, at least this many.
+    pub records_max: u16,
+    /// Inbound writes can be seen by every reader of the memory only after a flush.
+    pub flush_needed: bool,
+}
+
+/// What a fabric says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FabricEvent {
+    /// Posted work ended: the source of a write may be reused, and for a flush, all that arrived before is visible.
+    Done {
+        /// Where it was posted.
+        connection: ConnectionIndex,
+        /// Which.
+        post: PostId,
+        /// [`Code::Ok`], or why it failed; a failed write may still have carried any bytes to its destination.
+        status: Code,
+    },
+    /// A record arrived. All writes that the other end posted before it on this connection have been placed.
+    Record {
+        /// Where.
+        connection: ConnectionIndex,
+        /// The words as they came; not validated.
+        record: RawRecord,
+    },
+    /// An inbound write was refused or its memory was lost: nothing of it was placed outside its range.
+    Refused {
+        /// Where.
+        connection: ConnectionIndex,
+        /// The initiator's slot, as it came; not validated.
+        slot: u16,
+        /// [`Code::RemoteRefused`] or [`Code::RemoteRegionLost`].
+        status: Code,
+    },
+    /// The connection has ended. Comes once; before it, every posted work of the connection has ended with an event.
+    /// After it nothing of this connection reads or writes local memory.
+    Down {
+        /// Which.
+        connection: ConnectionIndex,
+        /// The first cause.
+        cause: Code,
+    },
+}
+
+/// Moves bytes and records over connections, in order within each.
+pub trait Fabric {
+    /// What it can do.
+    fn capabilities(&self) -> Capabilities;
+
+    /// Posts a record behind everything posted before on this connection.
+    ///
+    /// # Errors
+    /// [`PostError`]; nothing was posted.
+    fn send(&mut self, connection: ConnectionIndex, record: &RawRecord) -> Result<(), PostError>;
+
+    /// Posts a write.
+    ///
+    /// # Errors
+    /// [`PostError`]; nothing was posted.
+    fn write(&mut self, connection: ConnectionIndex, write: &Write) -> Result<(), PostError>;
+
+    /// Posts a flush: when done, writes that *arrived* on this connection before are visible to all readers.
+    /// Only called where [`Capabilities::flush_needed`] is set.
+    ///
+    /// # Errors
+    /// [`PostError`]; nothing was posted.
+    fn flush(&mut self, connection: ConnectionIndex, post: PostId) -> Result<(), PostError>;
+
+    /// Starts to end a connection; `Down` follows in bounded time. Closing one that is closed does nothing.
+    fn close(&mut self, connection: ConnectionIndex);
+
+    /// Hands everything posted since the last kick to the device.
+    fn kick(&mut self, now: Nanos);
+
+    /// Makes bounded progress and fills `events` from the front; returns how many.
+    fn poll(&mut self, now: Nanos, events: &mut [FabricEvent]) -> usize;
+}
+
+/// A copy to post.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Copy {
+    /// Source.
+    pub from: Place,
+    /// Destination; never overlaps the source.
+    pub to: Place,
+    /// Bytes, at least 1.
+    pub bytes: u32,
+    /// Given back in [`CopyDone`].
+    pub post: PostId,
+}
+
+/// A copy ended; its destination can be read by everyone, NICs included.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CopyDone {
+    /// Which.
+    pub post: PostId,
+    /// [`Code::Ok`], [`Code::RegionLost`] or [`Code::DeviceError`].
+    pub status: Code,
+}
+
+/// The copy engine has no room: try again after copies have ended. Not an error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CopyFull;
+
+/// Copies between local memories. Copies may end in any order.
+pub trait CopyEngine {
+    /// Posts a copy.
+    ///
+    /// # Errors
+    /// [`CopyFull`]; nothing was posted.
+    fn copy(&mut self, copy: &Copy) -> Result<(), CopyFull>;
+
+    /// Hands everything posted since the last kick to the device.
+    fn kick(&mut self, now: Nanos);
+
+    /// Makes bounded progress and fills `done` from the front; returns how many.
+    fn poll(&mut self, now: Nanos, done: &mut [CopyDone]) -> usize;
+
+    /// Whether a copy is under way whose end this engine can only see by polling: the lane must not sleep.
+    fn is_busy(&self) -> bool;
+}
+
+/// Two fabrics as one: connections below the split belong to the first.
+#[derive(Debug)]
+pub struct Both<A, B> {
+    /// Takes connections below the split.
+    pub first: A,
+    /// Takes the others.
+    pub second: B,
+    split: ConnectionIndex,
+    second_first: bool,
+}
+
+impl<A: Fabric, B: Fabric> Both<A, B> {
+    /// Composes two fabrics; `split` is the first connection of `second`. Neither renumbers connections.
+    pub const fn new(first: A, second: B, split: ConnectionIndex) -> Self {
+        Self { first, second, split, second_first: false }
+    }
+}
+
+impl<A: Fabric, B: Fabric> Fabric for Both<A, B> {
+    fn capabilities(&self) -> Capabilities {
+        let (a, b) = (self.first.capabilities(), self.second.capabilities());
+        Capabilities {
+            write_bytes_max: a.write_bytes_max.min(b.write_bytes_max),
+            posts_max: a.posts_max.min(b.posts_max),
+            records_max: a.records_max.min(b.records_max),
+            flush_needed: a.flush_needed || b.flush_needed,
+        }
+    }
+
+    fn send(&mut self, connection: ConnectionIndex, record: &RawRecord) -> Result<(), PostError> {
+        if connection < self.split { self.first.send(connection, record) } else { self.second.send(connection, record) }
+    }
+
+    fn write(&mut self, connection: ConnectionIndex, write: &Write) -> Result<(), PostError> {
+        if connection < self.split { self.first.write(connection, write) } else { self.second.write(connection, write) }
+    }
+
+    fn flush(&mut self, connection: ConnectionIndex, post: PostId) -> Result<(), PostError> {
+        if connection < self.split { self.first.flush(connection, post) } else { self.second.flush(connection, post) }
+    }
+
+    fn close(&mut self, connection: ConnectionIndex) {
+        if connection < self.split { self.first.close(connection) } else { self.second.close(connection) }
+    }
+
+    fn kick(&mut self, now: Nanos) {
+        self.first.kick(now);
+        self.second.kick(now);
+    }
+
+    fn poll(&mut self, now: Nanos, events: &mut [FabricEvent]) -> usize {
+        // Turn about, so that neither fills the slice for ever.
+        self.second_first = !self.second_first;
+        if self.second_first {
+            let count = self.second.poll(now, events);
+            count + self.first.poll(now, &mut events[count..])
+        } else {
+            let count = self.first.poll(now, events);
+            count + self.second.poll(now, &mut events[count..])
+        }
+    }
+}
