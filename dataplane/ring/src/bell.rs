@@ -41,7 +41,9 @@ impl<M: Deref<Target = [Word]>> Bell<M> {
     /// Sleeper: announces sleep. Look at all inputs once more after this, and do not block if there is any.
     #[inline]
     pub fn prepare(&self) {
-        self.memory[0].store_relaxed(SLEEPING);
+        // A swap and not a store, as every change of this word: the changes are then one chain, which loom can follow
+        // (it leaves a plain store unordered against a waker's swap). Beside the system call it costs nothing.
+        self.memory[0].swap_relaxed(SLEEPING);
         // Partner: the fence in `take`. Either our second look sees what was published before that fence, or the
         // waker sees our announcement after it.
         fence_at(Site::BellSleepFence, Ordering::SeqCst);
@@ -51,7 +53,7 @@ impl<M: Deref<Target = [Word]>> Bell<M> {
     #[inline]
     pub fn end(&self) {
         // Relaxed: a waker that still sees the announcement rings in vain, which the next sleep absorbs.
-        self.memory[0].store_relaxed(AWAKE);
+        self.memory[0].swap_relaxed(AWAKE);
     }
 
     /// Waker, after publishing: whether it has to wake the sleeper. Of several wakers only one is told so.

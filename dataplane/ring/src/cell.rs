@@ -39,6 +39,8 @@ const fn is_writing(sequence: u64) -> bool {
 #[derive(Debug)]
 pub struct CellWriter<M> {
     memory: M,
+    /// The last complete generation: private, so that nobody else's store can mislead the writer.
+    generation: u64,
 }
 
 impl<M: Deref<Target = [Word]>> CellWriter<M> {
@@ -49,13 +51,14 @@ impl<M: Deref<Target = [Word]>> CellWriter<M> {
     /// [`LayoutError::TooShort`] if the memory cannot hold the sequence.
     pub fn new(memory: M) -> Result<Self, LayoutError> {
         check_layout(&memory)?;
-        Ok(Self { memory })
+        let generation = generation_of(memory[SEQUENCE].load_relaxed());
+        Ok(Self { memory, generation })
     }
 
     /// The last complete generation; 0 if there was none.
     #[must_use]
     pub fn generation(&self) -> u64 {
-        generation_of(self.memory[SEQUENCE].load_relaxed())
+        self.generation
     }
 
     /// Replaces the payload by that of a greater generation.
@@ -69,7 +72,7 @@ impl<M: Deref<Target = [Word]>> CellWriter<M> {
         if payload.len() != words.len() {
             return Err(PublishError::Length { needed_words: words.len(), given_words: payload.len() });
         }
-        let current = self.generation();
+        let current = self.generation;
         let even = generation.checked_mul(2).ok_or(PublishError::Generation { current })?;
         if generation <= current {
             return Err(PublishError::Generation { current });
@@ -82,6 +85,7 @@ impl<M: Deref<Target = [Word]>> CellWriter<M> {
         }
         // Partner: the reader's acquire load of the sequence.
         self.memory[SEQUENCE].store_at(Site::CellEvenRelease, even);
+        self.generation = generation;
         Ok(())
     }
 
