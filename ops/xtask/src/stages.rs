@@ -1,0 +1,129 @@
+//! The gates, as data: one [`Stage`] each, in the order in which they run. To add a gate, add an entry.
+
+/// What a stage cannot run without. When it is absent the stage is skipped, and the closing lines say why.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Need {
+    /// `strace` installed, and the kernel lets it trace.
+    Strace,
+}
+
+/// One command of a stage.
+#[derive(Debug)]
+pub(crate) struct Step {
+    /// Program and arguments; the program `xtask` is this binary.
+    pub(crate) command: &'static [&'static str],
+    /// Set beside the environment of the caller.
+    pub(crate) environment: &'static [(&'static str, &'static str)],
+    /// The command is `cargo test`: no test run is a failure, whatever its exit status.
+    pub(crate) tests: bool,
+}
+
+/// One gate.
+#[derive(Debug)]
+pub(crate) struct Stage {
+    pub(crate) name: &'static str,
+    /// Time for all steps together, building included; a stage that passes it is killed and has failed.
+    pub(crate) limit_s: u64,
+    pub(crate) needs: &'static [Need],
+    /// Stages whose result this one stands on: they run first, and when one fails this one fails unrun.
+    pub(crate) after: &'static [&'static str],
+    pub(crate) steps: &'static [Step],
+}
+
+/// A stage that needs nothing.
+const fn stage(name: &'static str, limit_s: u64, steps: &'static [Step]) -> Stage {
+    Stage { name, limit_s, needs: &[], after: &[], steps }
+}
+
+/// A stage of whole processes: it runs the release binaries.
+const fn system(name: &'static str, limit_s: u64, needs: &'static [Need], steps: &'static [Step]) -> Stage {
+    Stage { name, limit_s, needs, after: &["build"], steps }
+}
+
+const fn run(command: &'static [&'static str]) -> Step {
+    Step { command, environment: &[], tests: false }
+}
+
+const fn test(command: &'static [&'static str]) -> Step {
+    Step { command, environment: &[], tests: true }
+}
+
+/// How the loom suite is built and run; the mutants use the same, so that one build serves both.
+pub(crate) const LOOM_ENVIRONMENT: &[(&str, &str)] =
+    &[("RUSTFLAGS", "--cfg loom"), ("LOOM_MAX_PREEMPTIONS", "3")];
+/// See [`LOOM_ENVIRONMENT`]. A target folder of its own: the flag rebuilds everything.
+pub(crate) const LOOM_COMMAND: &[&str] =
+    &["cargo", "test", "--package", "railhead-ring", "--release", "--target-dir", "target-loom", "--tests"];
+
+/// Every gate, cheap ones first.
+pub(crate) const STAGES: &[Stage] = &[
+    stage(
+        "fmt",
+        60,
+        &[
+            run(&["cargo", "fmt", "--all", "--check"]),
+            run(&["cargo", "fmt", "--manifest-path", "ops/proof/Cargo.toml", "--check"]),
+        ],
+    ),
+    stage(
+        "clippy",
+        900,
+        &[run(&["cargo", "clippy", "--workspace", "--all-targets", "--", "--deny", "warnings"])],
+    ),
+    stage("tidy", 60, &[run(&["xtask", "tidy"])]),
+    stage("edges", 60, &[run(&["xtask", "edges"])]),
+    stage("abi-digest", 300, &[run(&["xtask", "abi-digest"])]),
+    stage("proof", 300, &[run(&["xtask", "proof"])]),
+    stage("unit", 900, &[test(&["cargo", "test", "--workspace", "--exclude", "railhead-system"])]),
+    stage("loom", 600, &[Step { command: LOOM_COMMAND, environment: LOOM_ENVIRONMENT, tests: true }]),
+    stage("loom-mutants", 900, &[run(&["xtask", "loom-mutants"])]),
+    stage("sim", 600, &[test(&["cargo", "test", "--package", "railhead-sim", "--release"])]),
+    // One step per backend: each must have run conformance tests of its own.
+    stage(
+        "conformance",
+        600,
+        &[
+            test(&["cargo", "test", "--package", "railhead-sim", "conformance"]),
+            test(&["cargo", "test", "--package", "railhead-host", "conformance"]),
+            test(&["cargo", "test", "--package", "railhead-tcp", "conformance"]),
+        ],
+    ),
+    stage("build", 1200, &[run(&["cargo", "build", "--workspace", "--release", "--bins"])]),
+    system(
+        "seal",
+        600,
+        &[],
+        &[test(&["cargo", "test", "--package", "railhead-system", "--release", "seal"])],
+    ),
+    system(
+        "two-node",
+        600,
+        &[],
+        &[test(&["cargo", "test", "--package", "railhead-system", "--release", "--test", "two_node"])],
+    ),
+    system(
+        "strace-direct",
+        300,
+        &[Need::Strace],
+        &[test(&["cargo", "test", "--package", "railhead-system", "--release", "--test", "strace_direct"])],
+    ),
+    system(
+        "kill-restart",
+        600,
+        &[],
+        &[test(&["cargo", "test", "--package", "railhead-system", "--release", "--test", "kill_restart"])],
+    ),
+    system(
+        "settings",
+        600,
+        &[],
+        &[test(&["cargo", "test", "--package", "railhead-system", "--release", "--test", "settings"])],
+    ),
+    system(
+        "configs",
+        300,
+        &[],
+        &[test(&["cargo", "test", "--package", "railhead-system", "--release", "--test", "configs"])],
+    ),
+    system("demo", 300, &[], &[run(&["ops/demo"])]),
+];
