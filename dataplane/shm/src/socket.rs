@@ -15,8 +15,8 @@ use rustix::net::{
 #[cfg(test)]
 mod tests;
 
-/// Most descriptors in one frame: a session segment, one doorbell per lane and some to spare.
-pub const FDS_MAX: usize = 64;
+/// Most descriptors in one frame: two segments and one doorbell for each of 64 lanes, with some to spare.
+pub const FDS_MAX: usize = 128;
 
 const CONTROL_BYTES: usize = rustix::cmsg_space!(ScmRights(FDS_MAX));
 

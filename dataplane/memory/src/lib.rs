@@ -1,0 +1,19 @@
+//! Where bytes wait: staging arenas on hugepages of one NUMA node, their division into blocks, and shared regions.
+//!
+//! **Owns** the reservation of memory before the seal and each step down from what was asked for: which pages, which
+//! node, locked or not. **Never** touches memory on the hot path, and never hides a step down: every one is recorded with
+//! its reason and error number, for the caller to publish as an event.
+//!
+//! **Called by** the daemon's main, registrar and settings threads, and by the client library (regions). Never on a lane:
+//! populating is slow.
+
+pub mod arena;
+pub mod geometry;
+pub mod host_region;
+pub mod pages;
+mod step;
+
+pub use arena::{Arena, ArenaConfig, ArenaError, Placement};
+pub use geometry::{Blocks, GeometryError, PoolGeometry, PoolLayout};
+pub use pages::Policy;
+pub use step::{Backing, Reason, StepDown};
