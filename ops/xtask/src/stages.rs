@@ -1,11 +1,18 @@
 //! The gates, as data: one [`Stage`] each, in the order in which they run. To add a gate, add an entry.
 
-/// What a stage cannot run without. When it is absent the stage is skipped, and the closing lines say why.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Need {
-    /// `strace` installed, and the kernel lets it trace.
-    Strace,
+/// What a stage cannot run without, shown by doing it. When it is absent the stage is skipped, and the lines above
+/// the closing one say why.
+#[derive(Debug)]
+pub(crate) struct Need {
+    /// Must be installed, and succeed with `arguments`.
+    pub(crate) program: &'static str,
+    pub(crate) arguments: &'static [&'static str],
+    /// Why it may be installed and yet fail.
+    pub(crate) refused: &'static str,
 }
+
+const STRACE: Need =
+    Need { program: "strace", arguments: &["-e", "trace=none", "true"], refused: "ptrace is restricted" };
 
 /// One command of a stage.
 #[derive(Debug)]
@@ -61,8 +68,17 @@ pub(crate) const STAGES: &[Stage] = &[
         "fmt",
         60,
         &[
-            run(&["cargo", "fmt", "--all", "--check"]),
-            run(&["cargo", "fmt", "--manifest-path", "ops/proof/Cargo.toml", "--check"]),
+            run(&["cargo", "fmt", "--all", "--check", "--", "--color", "never"]),
+            run(&[
+                "cargo",
+                "fmt",
+                "--manifest-path",
+                "ops/proof/Cargo.toml",
+                "--check",
+                "--",
+                "--color",
+                "never",
+            ]),
         ],
     ),
     stage(
@@ -74,7 +90,11 @@ pub(crate) const STAGES: &[Stage] = &[
     stage("edges", 60, &[run(&["xtask", "edges"])]),
     stage("abi-digest", 300, &[run(&["xtask", "abi-digest"])]),
     stage("proof", 300, &[run(&["xtask", "proof"])]),
-    stage("unit", 900, &[test(&["cargo", "test", "--workspace", "--exclude", "railhead-system"])]),
+    stage(
+        "unit",
+        900,
+        &[test(&["cargo", "test", "--workspace", "--exclude", "railhead-system", "--no-fail-fast"])],
+    ),
     stage("loom", 600, &[Step { command: LOOM_COMMAND, environment: LOOM_ENVIRONMENT, tests: true }]),
     stage("loom-mutants", 900, &[run(&["xtask", "loom-mutants"])]),
     stage("sim", 600, &[test(&["cargo", "test", "--package", "railhead-sim", "--release"])]),
@@ -104,7 +124,7 @@ pub(crate) const STAGES: &[Stage] = &[
     system(
         "strace-direct",
         300,
-        &[Need::Strace],
+        &[STRACE],
         &[test(&["cargo", "test", "--package", "railhead-system", "--release", "--test", "strace_direct"])],
     ),
     system(

@@ -80,3 +80,6 @@ fn read_tree(root: &Path) -> Result<Vec<Text>> {
     texts.sort_by(|a, b| a.path.cmp(&b.path));
     Ok(texts)
 }
+
+#[cfg(test)]
+mod tests;

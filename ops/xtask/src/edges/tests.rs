@@ -114,3 +114,24 @@ fn only_the_dataplane_and_its_tests_know_core() {
         assert!(may.contains(&rule.package), "{}", rule.package);
     }
 }
+
+#[test]
+fn the_tree_is_read_from_its_manifests() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |path: &str, text: &str| {
+        let path = folder.path().join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    };
+    assert!(run(folder.path()).unwrap_err().to_string().starts_with("Cargo.toml: "));
+    write("Cargo.toml", "[workspace]\nmembers = []\n");
+    assert!(run(folder.path()).unwrap_err().to_string().contains("no workspace members"));
+    write("Cargo.toml", "[workspace]\nmembers = [\"ring\"]\n");
+    write("ops/proof/Cargo.toml", "[package]\nname = \"railhead-proof\"\n");
+    write(REASONS, "## In use\n");
+    write("ring/Cargo.toml", "[package\n");
+    assert!(run(folder.path()).unwrap_err().to_string().starts_with("ring/Cargo.toml: "));
+    // Well formed now, but most crates of the table are not there.
+    write("ring/Cargo.toml", "[package]\nname = \"railhead-ring\"\n");
+    assert!(run(folder.path()).unwrap_err().to_string().starts_with("edges: "));
+}
