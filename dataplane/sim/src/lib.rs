@@ -1,0 +1,11 @@
+//! Simulated devices: memory, a network of fabrics, copy engines and a clock, all driven by one seed, with decorators
+//! that inject faults, conformance tests for every backend, and worlds that run whole engines over them.
+//!
+//! It owns no real device and never reads a clock. It is single-threaded: everything of one simulation belongs to the
+//! thread that made it. Tests and the adapters' tests use it.
+#![forbid(unsafe_code)]
+
+pub mod conformance;
+mod rng;
+
+pub use rng::Rng;
