@@ -28,8 +28,12 @@ pub(crate) fn contradictions(config: &Config) -> Result<(), Problem> {
     range("dataplane.lanes", config.dataplane.lanes as u64, 1, LANES_MAX as u64, "lanes")?;
     range("session.max", config.session.max as u64, 1, SESSIONS_MAX as u64, "sessions")?;
     if config.session.uids.as_ref().is_some_and(Vec::is_empty) {
-        return Err(Problem::new(Code::ConfigContradiction, "session.uids", "an empty list: nobody could attach")
-            .remedy("name at least one uid, or leave the field out for your own uid and root"));
+        return Err(Problem::new(
+            Code::ConfigContradiction,
+            "session.uids",
+            "an empty list: nobody could attach",
+        )
+        .remedy("name at least one uid, or leave the field out for your own uid and root"));
     }
     pool(&config.pool)?;
     peers(config)?;
@@ -62,8 +66,12 @@ fn pool(pool: &Pool) -> Result<(), Problem> {
     for (field, bytes) in [("pool.small_bytes", pool.small_bytes), ("pool.large_bytes", pool.large_bytes)] {
         range(field, bytes, PAGE_BYTES, BLOCK_BYTES_MAX, "bytes")?;
         if !bytes.is_multiple_of(PAGE_BYTES) {
-            return Err(Problem::new(Code::ConfigField, field, format!("{bytes} is not a multiple of {PAGE_BYTES}"))
-                .remedy(format!("use {} for example", bytes.next_multiple_of(PAGE_BYTES))));
+            return Err(Problem::new(
+                Code::ConfigField,
+                field,
+                format!("{bytes} is not a multiple of {PAGE_BYTES}"),
+            )
+            .remedy(format!("use {} for example", bytes.next_multiple_of(PAGE_BYTES))));
         }
     }
     if pool.small_bytes >= pool.large_bytes {
@@ -80,7 +88,9 @@ fn pool(pool: &Pool) -> Result<(), Problem> {
     }
     if pool.lane_bytes() > LANE_POOL_BYTES_MAX {
         let what = format!("the blocks of one lane take {} bytes", pool.lane_bytes());
-        return Err(Problem::new(Code::ConfigContradiction, "pool", what).remedy("use fewer or smaller blocks"));
+        return Err(
+            Problem::new(Code::ConfigContradiction, "pool", what).remedy("use fewer or smaller blocks")
+        );
     }
     Ok(())
 }
@@ -109,12 +119,20 @@ fn peers(config: &Config) -> Result<(), Problem> {
             return Err(Problem::new(Code::ConfigContradiction, address_field, what));
         }
         if peer.address.parse() == Ok(config.fabric.listen) {
-            return Err(Problem::new(Code::ConfigContradiction, address_field, "this is the node's own fabric.listen"));
+            return Err(Problem::new(
+                Code::ConfigContradiction,
+                address_field,
+                "this is the node's own fabric.listen",
+            ));
         }
     }
     let least = 2 * (config.peers.len() + 1);
     if (config.pool.small_receive as usize) < least {
-        let what = format!("{} blocks for {} peers and the node itself", config.pool.small_receive, config.peers.len());
+        let what = format!(
+            "{} blocks for {} peers and the node itself",
+            config.pool.small_receive,
+            config.peers.len()
+        );
         return Err(Problem::new(Code::ConfigContradiction, "pool.small_receive", what)
             .remedy(format!("use at least two for each: {least}")));
     }
@@ -139,7 +157,8 @@ fn peer_address(field: &str, address: &str) -> Result<(), Problem> {
     let Some((host, port)) = address.rsplit_once(':') else {
         return wrong(format!("\"{address}\" has no port"));
     };
-    let host_ok = !host.is_empty() && host.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b'_'));
+    let host_ok = !host.is_empty()
+        && host.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b'_'));
     if !host_ok || !port.parse::<u16>().is_ok_and(|port| port != 0) {
         return wrong(format!("\"{address}\" is not a host and a port"));
     }
@@ -171,9 +190,15 @@ fn sockets(config: &Config) -> Result<(), Problem> {
     for (field, path) in sockets.into_iter().chain(control) {
         let bytes = path.as_os_str().len();
         if bytes > SOCKET_PATH_BYTES_MAX {
-            let what = format!("{} has {bytes} bytes; a socket's path has at most {SOCKET_PATH_BYTES_MAX}", path.display());
+            // Whoever left the socket's path to its default has to shorten the folder.
+            let from_folder = path.parent() == Some(config.node.state_dir.as_path());
+            let field = if from_folder { "node.state_dir" } else { field };
+            let what = format!(
+                "{} has {bytes} bytes; a socket's path has at most {SOCKET_PATH_BYTES_MAX}",
+                path.display()
+            );
             return Err(Problem::new(Code::ConfigField, field, what)
-                .remedy("use a shorter path, for example below $XDG_RUNTIME_DIR; a shorter node.state_dir does, too"));
+                .remedy("use a shorter path, for example below $XDG_RUNTIME_DIR"));
         }
         if let Some((other, _)) = taken.iter().find(|(_, other)| *other == path) {
             let what = format!("{} is the path of {other}, too", path.display());
@@ -191,7 +216,9 @@ fn settings(config: &Config) -> Result<(), Problem> {
         let name = key.map_or_else(|| "?".to_owned(), Key::name);
         let value = key.map(|key| key.read(&config.settings).to_string()).unwrap_or_default();
         let what = match refusal.code {
-            Code::SettingBlockBytes => format!("{value} is above pool.large_bytes = {}", config.pool.large_bytes),
+            Code::SettingBlockBytes => {
+                format!("{value} is above pool.large_bytes = {}", config.pool.large_bytes)
+            }
             code => format!("{value}: {}", code.text()),
         };
         Problem::new(refusal.code, format!("settings.{name}"), what)
@@ -200,7 +227,8 @@ fn settings(config: &Config) -> Result<(), Problem> {
 
 pub(crate) fn read_key(path: &Path) -> Result<[u8; 32], ConfigError> {
     let wrong = |what: String| Problem::new(Code::KeyFile, "", what).in_file(path);
-    let remedy = format!("(umask 077; openssl rand -hex 32 > {}), the same file on all nodes", path.display());
+    let remedy =
+        format!("(umask 077; openssl rand -hex 32 > {}), the same file on all nodes", path.display());
     let metadata = std::fs::metadata(path).map_err(|error| ConfigError {
         remedy: remedy.clone(),
         ..wrong(format!("the cluster key cannot be read: {error}"))
@@ -212,12 +240,16 @@ pub(crate) fn read_key(path: &Path) -> Result<[u8; 32], ConfigError> {
             ..wrong(format!("the cluster key is open to others: its mode is {mode:04o}"))
         });
     }
-    let text = std::fs::read_to_string(path).map_err(|error| wrong(format!("the cluster key cannot be read: {error}")))?;
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| wrong(format!("the cluster key cannot be read: {error}")))?;
     let digits = text.trim_ascii();
     parse_key(digits).ok_or_else(|| ConfigError {
         remedy,
         // The content is secret: only its shape is told.
-        ..wrong(format!("a cluster key is 64 hex digits; this file has {} characters, not all hex digits or not 64", digits.len()))
+        ..wrong(format!(
+            "a cluster key is 64 hex digits; this file has {} characters, not all hex digits or not 64",
+            digits.len()
+        ))
     })
 }
 

@@ -193,8 +193,9 @@ fn listen(folder: &Path, given: &str) -> Result<Listen, Problem> {
     if let Some(path) = given.strip_prefix("unix:") {
         return resolve(folder, Path::new(path), FIELD).map(Listen::Unix);
     }
-    let address = socket_address(given, FIELD)
-        .map_err(|problem| problem.remedy("write it like \"127.0.0.1:7411\", \"[::1]:7411\" or \"unix:control.sock\""))?;
+    let address = socket_address(given, FIELD).map_err(|problem| {
+        problem.remedy("write it like \"127.0.0.1:7411\", \"[::1]:7411\" or \"unix:control.sock\"")
+    })?;
     if !address.ip().is_loopback() {
         let what = format!("{address} can be reached from other machines");
         return Err(Problem::new(Code::ListenRefused, FIELD, what));
@@ -219,7 +220,8 @@ fn read_settings(table: &toml::Table, cores: Option<&[u64]>, lanes: usize) -> Re
     }
     for (lane, core) in cores.iter().enumerate() {
         if settings.lane_core(lane).is_some_and(|other| other != *core) {
-            let what = format!("core {core} for lane {lane}, but settings.lanes.{lane}.core says another one");
+            let what =
+                format!("core {core} for lane {lane}, but settings.lanes.{lane}.core says another one");
             return Err(Problem::new(Code::ConfigContradiction, "dataplane.cores", what)
                 .remedy("keep one of the two"));
         }
@@ -265,7 +267,8 @@ fn field_error(error: &toml::de::Error, path: &Path, outline: &Outline) -> Confi
             Some(near) => format!("no such field; did you mean `{near}`?"),
             None => "no such field".to_owned(),
         };
-        Problem::new(Code::ConfigField, around, what).remedy(format!("fields that can stand here: {}", known.join(", ")))
+        Problem::new(Code::ConfigField, around, what)
+            .remedy(format!("fields that can stand here: {}", known.join(", ")))
     } else if let Some(name) = quoted(message.strip_prefix("missing field ")) {
         let field = if around.is_empty() { name.to_owned() } else { format!("{around}.{name}") };
         Problem::new(Code::ConfigField, field, "this field is needed and not there")

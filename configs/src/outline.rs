@@ -41,8 +41,11 @@ impl Outline {
 
     fn add_table(&mut self, prefix: &str, table: &DeTable<'_>) {
         for (key, value) in table {
-            let path =
-                if prefix.is_empty() { key.get_ref().to_string() } else { format!("{prefix}.{}", key.get_ref()) };
+            let path = if prefix.is_empty() {
+                key.get_ref().to_string()
+            } else {
+                format!("{prefix}.{}", key.get_ref())
+            };
             self.fields.push(Field { path: path.clone(), key: key.span(), value: value.span() });
             self.add_value(&path, value.get_ref());
         }
@@ -76,7 +79,8 @@ impl Outline {
 
     /// The field that a span of the text belongs to: the innermost one whose key or value covers its start.
     pub(crate) fn path_at(&self, span: &Range<usize>) -> &str {
-        let covers = |range: &Range<usize>| range.start <= span.start && span.start < range.end.max(range.start + 1);
+        let covers =
+            |range: &Range<usize>| range.start <= span.start && span.start < range.end.max(range.start + 1);
         self.fields
             .iter()
             .filter(|field| covers(&field.key) || covers(&field.value))

@@ -26,27 +26,87 @@ const fn field(name: &'static str, unit: &'static str, default: &'static str, te
 /// The fields outside `[settings]`, in the order of the file.
 pub const FIELDS_AT_RESTART: &[Field] = &[
     field("node.name", "name", "(needed)", "name of this node: what peers call it"),
-    field("node.state_dir", "path", "(needed)", "folder of the sockets and the saved settings; made at start, mode 0700"),
+    field(
+        "node.state_dir",
+        "path",
+        "(needed)",
+        "folder of the sockets and the saved settings; made at start, mode 0700",
+    ),
     field("dataplane.session_socket", "path", "STATE_DIR/session.sock", "Unix socket that clients attach to"),
     field("dataplane.admin_socket", "path", "STATE_DIR/admin.sock", "Unix socket that control attaches to"),
-    field("dataplane.lanes", "lanes, 1 to 64", "1", "threads that move data, each with a core, a pool and connections of its own"),
-    field("dataplane.cores", "list of cores", "(not pinned)", "the core of each lane, lane 0 first: short for settings.lanes.N.core"),
-    field("dataplane.log", "off, error, warn, info, debug, trace", "info", "what the dataplane's ordinary threads log; lanes never log"),
+    field(
+        "dataplane.lanes",
+        "lanes, 1 to 64",
+        "1",
+        "threads that move data, each with a core, a pool and connections of its own",
+    ),
+    field(
+        "dataplane.cores",
+        "list of cores",
+        "(not pinned)",
+        "the core of each lane, lane 0 first: short for settings.lanes.N.core",
+    ),
+    field(
+        "dataplane.log",
+        "off, error, warn, info, debug, trace",
+        "info",
+        "what the dataplane's ordinary threads log; lanes never log",
+    ),
     field("session.uids", "list of uids", "own uid and 0", "users that may attach"),
     field("session.max", "sessions, 1 to 256", "64", "sessions at once"),
-    field("pool.small_bytes", "bytes, multiple of 4096", "16384", "size of a small staging block; a transfer of at most this needs no grant"),
+    field(
+        "pool.small_bytes",
+        "bytes, multiple of 4096",
+        "16384",
+        "size of a small staging block; a transfer of at most this needs no grant",
+    ),
     field("pool.small_send", "blocks per lane", "64", "small blocks that only sends use"),
-    field("pool.small_receive", "blocks per lane", "256", "small blocks that only receives use; at least two for each peer and the node itself"),
-    field("pool.large_bytes", "bytes, multiple of 4096", "262144", "size of a large staging block; chunk_bytes is at most this"),
+    field(
+        "pool.small_receive",
+        "blocks per lane",
+        "256",
+        "small blocks that only receives use; at least two for each peer and the node itself",
+    ),
+    field(
+        "pool.large_bytes",
+        "bytes, multiple of 4096",
+        "262144",
+        "size of a large staging block; chunk_bytes is at most this",
+    ),
     field("pool.large_send", "blocks per lane", "32", "large blocks that only sends use"),
-    field("pool.large_receive", "blocks per lane", "64", "large blocks that only receives use, granted for each transfer"),
-    field("pool.hugepages", "prefer, require, never", "prefer", "prefer steps down to ordinary pages with an event; require refuses to start"),
+    field(
+        "pool.large_receive",
+        "blocks per lane",
+        "64",
+        "large blocks that only receives use, granted for each transfer",
+    ),
+    field(
+        "pool.hugepages",
+        "prefer, require, never",
+        "prefer",
+        "prefer steps down to ordinary pages with an event; require refuses to start",
+    ),
     field("pool.numa_node", "NUMA node", "(the kernel's choice)", "where the blocks lie"),
     field("fabric.listen", "IP:PORT", "127.0.0.1:7410", "address that peers connect to"),
-    field("fabric.key_file", "path", "(needed)", "cluster key: 64 hex digits, mode 0600, the same on all nodes"),
+    field(
+        "fabric.key_file",
+        "path",
+        "(needed)",
+        "cluster key: 64 hex digits, mode 0600, the same on all nodes",
+    ),
     field("peer[].name", "name", "(needed)", "a peer's own name"),
-    field("peer[].address", "HOST:PORT", "(needed)", "the peer's fabric.listen; a host name is looked up at each attempt"),
-    field("control.listen", "IP:PORT or unix:PATH", "127.0.0.1:7411", "where REST is served: loopback or a Unix socket"),
+    field(
+        "peer[].address",
+        "HOST:PORT",
+        "(needed)",
+        "the peer's fabric.listen; a host name is looked up at each attempt",
+    ),
+    field(
+        "control.listen",
+        "IP:PORT or unix:PATH",
+        "127.0.0.1:7411",
+        "where REST is served: loopback or a Unix socket",
+    ),
     field("control.log", "off, error, warn, info, debug, trace", "info", "what control logs"),
 ];
 
@@ -60,7 +120,9 @@ pub(crate) fn is_restart_only(name: &str) -> bool {
 /// The table of `configs/README.md`: one row a field.
 #[must_use]
 pub fn table() -> String {
-    let mut out = String::from("| key | unit or values | default | live or restart | what it is |\n|---|---|---|---|---|\n");
+    let mut out = String::from(
+        "| key | unit or values | default | live or restart | what it is |\n|---|---|---|---|---|\n",
+    );
     let mut row = |name: &str, unit: &str, default: &str, when: &str, text: &str| {
         // Writing to a String cannot fail.
         let _ = writeln!(out, "| `{name}` | {unit} | {default} | {when} | {text} |");
@@ -75,7 +137,13 @@ pub fn table() -> String {
             Kind::Number { unit, min, max } => format!("{unit}, {min} to {max}"),
             Kind::Choice(names) => names.join(", "),
         };
-        row(&format!("settings.{}", info.name), &unit, &format!("`{}`", key.value_of(info.default)), "live", info.text);
+        row(
+            &format!("settings.{}", info.name),
+            &unit,
+            &format!("`{}`", key.value_of(info.default)),
+            "live",
+            info.text,
+        );
     }
     row("settings.lanes.N.core", "core", "(not pinned)", "live", Key::LaneCore(0).text());
     out

@@ -81,11 +81,17 @@ impl Key {
         if let Some(lane) = name.strip_prefix("lanes.").and_then(|rest| rest.strip_suffix(".core")) {
             return match lane.parse::<usize>() {
                 Ok(lane) if lane < LANES_MAX => Ok(Self::LaneCore(lane)),
-                _ => refuse(Code::SettingLaneAbsent, format!("`{lane}` is not a lane: lanes are 0 to {}", LANES_MAX - 1)),
+                _ => refuse(
+                    Code::SettingLaneAbsent,
+                    format!("`{lane}` is not a lane: lanes are 0 to {}", LANES_MAX - 1),
+                ),
             };
         }
         if crate::reference::is_restart_only(name) {
-            return refuse(Code::SettingRestartOnly, "this field of the configuration only changes at a restart".to_owned());
+            return refuse(
+                Code::SettingRestartOnly,
+                "this field of the configuration only changes at a restart".to_owned(),
+            );
         }
         let names = FIELDS.iter().map(|setting| setting.info().name).chain(["lanes.0.core"]);
         let what = match nearest(name, names) {
@@ -100,13 +106,18 @@ impl Key {
     pub fn of_word(word: usize) -> Option<Self> {
         match word {
             LANE_CORE_WORD..SETTINGS_WORDS => Some(Self::LaneCore(word - LANE_CORE_WORD)),
-            _ => FIELDS.iter().find(|setting| **setting as usize == word).map(|setting| Self::Fixed(*setting)),
+            _ => {
+                FIELDS.iter().find(|setting| **setting as usize == word).map(|setting| Self::Fixed(*setting))
+            }
         }
     }
 
     /// All keys of a node, in the order of their words.
     pub fn all(lanes: usize) -> impl Iterator<Item = Self> {
-        FIELDS.iter().map(|setting| Self::Fixed(*setting)).chain((0..lanes.min(LANES_MAX)).map(Self::LaneCore))
+        FIELDS
+            .iter()
+            .map(|setting| Self::Fixed(*setting))
+            .chain((0..lanes.min(LANES_MAX)).map(Self::LaneCore))
     }
 
     /// The word of a snapshot that holds it.
@@ -198,7 +209,9 @@ impl Key {
                 Kind::Choice(_) => Err(self.refuse(Code::SettingType, format_args!("{number}, a number,"))),
             },
             (Self::Fixed(setting), Given::Text(text)) => match setting.info().kind {
-                Kind::Number { .. } => Err(self.refuse(Code::SettingType, format_args!("\"{text}\", a text,"))),
+                Kind::Number { .. } => {
+                    Err(self.refuse(Code::SettingType, format_args!("\"{text}\", a text,")))
+                }
                 Kind::Choice(names) => names
                     .iter()
                     .position(|name| *name == text)
@@ -222,7 +235,11 @@ impl Key {
     fn refuse(self, code: Code, given: impl fmt::Display) -> Refused {
         let given = given.to_string();
         let given = given.trim_end_matches(',');
-        Refused { code, field: self.name(), what: format!("{given} is not allowed; allowed: {}", self.range()) }
+        Refused {
+            code,
+            field: self.name(),
+            what: format!("{given} is not allowed; allowed: {}", self.range()),
+        }
     }
 }
 

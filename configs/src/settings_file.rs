@@ -141,7 +141,9 @@ fn apply(settings: &mut Settings, values: &Map<String, Json>) -> Result<(), Refu
     for (name, value) in values {
         let key = Key::parse(name)?;
         let given = match value {
-            Json::Number(number) => number.as_i128().map_or(Given::Other("not a whole number"), Given::Number),
+            Json::Number(number) => {
+                number.as_i128().map_or(Given::Other("not a whole number"), Given::Number)
+            }
             Json::String(text) => Given::Text(text),
             Json::Null => Given::Nothing,
             _ => Given::Other("not a number or a text"),
