@@ -73,6 +73,12 @@ impl<M: Deref<Target = [Word]>> Bell<M> {
         self.memory[0].load_relaxed() != AWAKE
     }
 
+    /// The word that sleepers announce themselves in, for the system call that wakes them.
+    #[must_use]
+    pub const fn memory(&self) -> &M {
+        &self.memory
+    }
+
     /// Gives the memory back.
     #[must_use]
     pub fn into_memory(self) -> M {
