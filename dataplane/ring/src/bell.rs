@@ -86,5 +86,5 @@ impl<M: Deref<Target = [Word]>> Bell<M> {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests;

@@ -157,5 +157,5 @@ impl<M: Deref<Target = [Word]>> CellReader<M> {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests;

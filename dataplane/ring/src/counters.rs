@@ -67,5 +67,5 @@ impl<M: Deref<Target = [Word]>> Counters<M> {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests;

@@ -200,5 +200,5 @@ impl<M: Deref<Target = [Word]>, const W: usize> LogReader<M, W> {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests;

@@ -285,5 +285,5 @@ impl<M: Deref<Target = [Word]>, const W: usize> Consumer<M, W> {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests;

@@ -93,7 +93,7 @@ mod ring {
                 }
                 assert_eq!(consumer.pop(), Ok(Some([2 * batch])));
                 assert_eq!(consumer.pop(), Ok(Some([2 * batch + 1])));
-                assert_eq!(consumer.pop().unwrap().is_some(), false);
+                assert_eq!(consumer.pop(), Ok(None));
                 assert_eq!(consumer.release(), 2);
             }
             sender.join().unwrap();
@@ -366,7 +366,7 @@ mod word {
             if exchange(&words[0], 2) == 1 {
                 assert_eq!(words[1].load_relaxed(), 1);
             }
-            other.join().unwrap();
+            other.join().expect("the other thread ends");
         });
     }
 

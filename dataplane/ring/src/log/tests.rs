@@ -1,3 +1,6 @@
+// Words need a running model under loom: see tests/loom.rs.
+#![cfg(not(loom))]
+
 use proptest::prelude::*;
 
 use super::*;
