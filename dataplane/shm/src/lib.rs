@@ -17,10 +17,11 @@ pub mod guard;
 pub mod handoff;
 pub mod mapping;
 pub mod memfd;
+pub mod segment;
 pub mod socket;
 pub mod span;
 
-pub use mapping::{Access, MapError, Mapping, Words};
+pub use mapping::{Access, MapError, Mapping, ReadWords, Words};
 pub use railhead_ring::sync::Word;
 pub use span::{OutOfRange, OwnedSpan, Span};
 

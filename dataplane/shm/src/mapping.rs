@@ -4,14 +4,15 @@ use core::fmt;
 use core::ops::Deref;
 use core::ptr::NonNull;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use memmap2::{MmapMut, MmapOptions, MmapRaw};
 use railhead_ring::sync::Word;
+use rustix::fs::SealFlags;
 use rustix::mm::Advice;
 
-use crate::memfd::{self, MemfdError};
+use crate::memfd::{self, Huge, MemfdError};
 use crate::span::{OutOfRange, OwnedSpan};
 
 #[cfg(test)]
@@ -35,6 +36,14 @@ pub enum MapError {
     /// The file has no bytes.
     #[error("nothing to map: the file is empty")]
     Empty,
+    /// A region must start at a page of its file.
+    #[error("offset {offset} is not a multiple of the file's page of {page_bytes} bytes")]
+    OffPage {
+        /// The refused offset in bytes.
+        offset: u64,
+        /// Bytes of a page of the file.
+        page_bytes: u64,
+    },
     /// The kernel refused the mapping.
     #[error("mmap: {0}")]
     Map(#[source] io::Error),
@@ -70,6 +79,29 @@ impl Mapping {
         Self::of_unsealed(file, access)
     }
 
+    /// Maps `bytes` bytes from `offset` on of a sealed memory file, rounded up to its page: a client's region.
+    ///
+    /// # Errors
+    /// As [`Self::of_sealed`]; [`MapError::OffPage`] when `offset` is not at a page, [`MapError::Range`] when the bytes do
+    /// not all lie in the file.
+    pub fn of_sealed_part(
+        file: impl AsFd,
+        offset: u64,
+        bytes: u64,
+        access: Access,
+    ) -> Result<Arc<Self>, MapError> {
+        memfd::require_seals(&file)?;
+        let facts = memfd::facts(&file)?;
+        let page_bytes = facts.page_bytes as u64;
+        if !offset.is_multiple_of(page_bytes) {
+            return Err(MapError::OffPage { offset, page_bytes });
+        }
+        if offset.checked_add(bytes).is_none_or(|end| end > facts.bytes) {
+            return Err(OutOfRange { offset, bytes, limit: facts.bytes }.into());
+        }
+        Self::map(file.as_fd(), offset, bytes, facts.page_bytes, access)
+    }
+
     /// Maps a whole memory file without looking at its seals: for files that no other process holds. Elsewhere use
     /// [`Self::of_sealed`], or whoever holds the file can end this process by truncating it.
     ///
@@ -77,23 +109,44 @@ impl Mapping {
     /// As [`Self::of_sealed`], less the seals.
     pub fn of_unsealed(file: impl AsFd, access: Access) -> Result<Arc<Self>, MapError> {
         let facts = memfd::facts(&file)?;
-        if facts.bytes == 0 {
+        Self::map(file.as_fd(), 0, facts.bytes, facts.page_bytes, access)
+    }
+
+    /// Makes a memory file that nobody can write but through the returned mapping: whoever gets the file can only map it
+    /// for reading (`F_SEAL_FUTURE_WRITE`), whatever the descriptor's or the user's rights.
+    ///
+    /// # Errors
+    /// [`MapError::Memfd`], [`MapError::Map`].
+    pub fn sole_writer(name: &str, bytes: u64) -> Result<(OwnedFd, Arc<Self>), MapError> {
+        let file = memfd::create_unsealed(name, bytes, Huge::No)?;
+        let mapping = Self::of_unsealed(&file, Access::ReadWrite)?;
+        memfd::seal(&file, SealFlags::FUTURE_WRITE)?;
+        Ok((file, mapping))
+    }
+
+    fn map(
+        file: BorrowedFd<'_>,
+        offset: u64,
+        bytes: u64,
+        page_bytes: usize,
+        access: Access,
+    ) -> Result<Arc<Self>, MapError> {
+        if bytes == 0 {
             return Err(MapError::Empty);
         }
         // Rounded up to the page: with a shorter length munmap fails on hugetlb and the mapping would leak silently.
-        let bytes = usize::try_from(facts.bytes)
+        let rounded = usize::try_from(bytes)
             .ok()
-            .and_then(|bytes| bytes.checked_next_multiple_of(facts.page_bytes))
-            .ok_or(MapError::Memfd(MemfdError::Size { bytes: facts.bytes }))?;
+            .and_then(|bytes| bytes.checked_next_multiple_of(page_bytes))
+            .ok_or(MapError::Memfd(MemfdError::Size { bytes }))?;
         let mut options = MmapOptions::new();
-        options.len(bytes);
-        let file = file.as_fd();
+        options.offset(offset).len(rounded);
         let raw = match access {
             Access::Read => options.map_raw_read_only(&file),
             Access::ReadWrite => options.map_raw(&file),
         }
         .map_err(MapError::Map)?;
-        Ok(Arc::new(Self { raw, page_bytes: facts.page_bytes, access }))
+        Ok(Arc::new(Self { raw, page_bytes, access }))
     }
 
     /// Maps zeroed private memory of at least `bytes`, rounded up to ordinary pages.
@@ -169,6 +222,11 @@ impl Mapping {
         if self.access == Access::Read {
             return Err(MapError::ReadOnly);
         }
+        self.words_unchecked(offset, count)
+    }
+
+    /// Checks all but whether the words may be stored to.
+    fn words_unchecked(self: &Arc<Self>, offset: usize, count: usize) -> Result<Words, MapError> {
         if !offset.is_multiple_of(align_of::<Word>()) {
             return Err(MapError::Misaligned { offset });
         }
@@ -181,6 +239,14 @@ impl Mapping {
         // SAFETY: offset <= len was just checked, so the result stays inside (or one past) the mapping.
         let first = unsafe { self.start().add(offset) }.cast::<Word>();
         Ok(Words { first, count, mapping: Arc::clone(self) })
+    }
+
+    /// `count` words from byte `offset` on, for loading only: of any mapping, also of a read-only one.
+    ///
+    /// # Errors
+    /// [`MapError::Misaligned`], [`MapError::Range`].
+    pub fn read_words(self: &Arc<Self>, offset: usize, count: usize) -> Result<ReadWords, MapError> {
+        Ok(ReadWords { words: self.words_unchecked(offset, count)? })
     }
 
     /// All bytes as a span that keeps the mapping alive.
@@ -250,5 +316,40 @@ impl Deref for Words {
 impl fmt::Debug for Words {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.debug_struct("Words").field("count", &self.count).finish_non_exhaustive()
+    }
+}
+
+/// Words that this process only loads, as on a page that the dataplane alone may write. Clones see the same words.
+#[derive(Debug, Clone)]
+pub struct ReadWords {
+    // Never given out: a store through it would be a fault where the mapping is read-only.
+    words: Words,
+}
+
+impl ReadWords {
+    /// How many there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.words.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.words.is_empty()
+    }
+
+    /// Loads a word with no order against others. `None` past the end.
+    #[inline]
+    #[must_use]
+    pub fn load_relaxed(&self, index: usize) -> Option<u64> {
+        self.words.get(index).map(Word::load_relaxed)
+    }
+
+    /// Loads a word; what was stored before its release store is visible afterwards. `None` past the end.
+    #[inline]
+    #[must_use]
+    pub fn load_acquire(&self, index: usize) -> Option<u64> {
+        self.words.get(index).map(Word::load_acquire)
     }
 }

@@ -91,6 +91,13 @@ pub fn base_page_bytes() -> usize {
 /// [`MemfdError::Size`] for no bytes or too many; [`MemfdError::System`] when the kernel refuses (for hugepages: not
 /// built in, or no such page size).
 pub fn create(name: &str, bytes: u64, huge: Huge) -> Result<OwnedFd, MemfdError> {
+    let file = create_unsealed(name, bytes, huge)?;
+    seal(&file, SealFlags::empty())?;
+    Ok(file)
+}
+
+/// The file before its seals, for what has to be mapped in between.
+pub(crate) fn create_unsealed(name: &str, bytes: u64, huge: Huge) -> Result<OwnedFd, MemfdError> {
     let page_bytes = match huge {
         Huge::No => base_page_bytes(),
         Huge::Default2M => HUGE_PAGE_BYTES,
@@ -105,9 +112,13 @@ pub fn create(name: &str, bytes: u64, huge: Huge) -> Result<OwnedFd, MemfdError>
     }
     let file = rustix::fs::memfd_create(name, flags).map_err(system("memfd_create"))?;
     rustix::fs::ftruncate(&file, rounded).map_err(system("ftruncate"))?;
-    rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
-        .map_err(system("fcntl(F_ADD_SEALS)"))?;
     Ok(file)
+}
+
+/// Seals against shrinking, growing and further seals, and against `also`.
+pub(crate) fn seal(file: &OwnedFd, also: SealFlags) -> Result<(), MemfdError> {
+    let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL | also;
+    rustix::fs::fcntl_add_seals(file, seals).map_err(system("fcntl(F_ADD_SEALS)"))
 }
 
 /// Checks that the file can neither shrink nor grow any more. Seals cannot be taken back, so the answer stays true.

@@ -75,3 +75,45 @@ fn file_of_an_odd_length_is_mapped_to_its_page() {
     assert!(mapping.len() >= 5000);
     mapping.populate().unwrap();
 }
+
+#[test]
+fn part_of_a_file_starts_where_it_was_asked_to() {
+    let page = memfd::base_page_bytes() as u64;
+    let file = memfd::create("test", 4 * page, Huge::No).unwrap();
+    let whole = Mapping::of_sealed(&file, Access::ReadWrite).unwrap().span();
+    whole.write(2 * page, b"region").unwrap();
+    let part = Mapping::of_sealed_part(&file, 2 * page, page + 1, Access::ReadWrite).unwrap();
+    assert_eq!(part.len() as u64, 2 * page, "rounded up to its page");
+    let mut out = [0; 6];
+    part.span().read(0, &mut out).unwrap();
+    assert_eq!(&out, b"region");
+}
+
+#[test]
+fn parts_off_page_or_outside_the_file_are_refused() {
+    let page = memfd::base_page_bytes() as u64;
+    let file = memfd::create("test", 4 * page, Huge::No).unwrap();
+    let part = |offset, bytes| Mapping::of_sealed_part(&file, offset, bytes, Access::ReadWrite).map(drop);
+    assert!(matches!(part(8, page), Err(MapError::OffPage { offset: 8, .. })));
+    assert!(matches!(part(0, 0), Err(MapError::Empty)));
+    assert!(matches!(part(4 * page, 1), Err(MapError::Range(_))));
+    assert!(matches!(part(page, 3 * page + 1), Err(MapError::Range(_))));
+    assert!(matches!(part(page, u64::MAX), Err(MapError::Range(_))));
+    assert!(part(3 * page, page).is_ok());
+}
+
+#[test]
+fn sole_writer_file_can_only_be_read_by_others() {
+    let (file, mapping) = Mapping::sole_writer("test", 64).unwrap();
+    memfd::require_seals(&file).unwrap();
+    let words = mapping.words(0, 8).unwrap();
+    assert!(matches!(Mapping::of_sealed(&file, Access::ReadWrite), Err(MapError::Map(_))));
+    assert!(rustix::io::write(&file, &[1]).is_err());
+    let theirs = Mapping::of_sealed(&file, Access::Read).unwrap().read_words(0, 8).unwrap();
+    words[3].store_release(5);
+    assert_eq!(
+        (theirs.load_acquire(3), theirs.load_relaxed(3), theirs.load_relaxed(8)),
+        (Some(5), Some(5), None)
+    );
+    assert_eq!((theirs.len(), theirs.is_empty()), (8, false));
+}
