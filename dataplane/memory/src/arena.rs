@@ -229,7 +229,7 @@ fn hugetlb(bytes: usize, node: Option<u32>, steps: &mut Steps) -> Result<Option<
         steps.down(Reason::HugetlbAbsent, None)?;
         return Ok(None);
     };
-    let needed = config_pages(bytes, pages.page_bytes);
+    let needed = pages_for(bytes, pages.page_bytes);
     // Only the allocation decides: the kernel may make more pages on demand than are free now.
     let memory = match Memory::hugetlb(bytes, pages) {
         Ok(memory) => memory,
@@ -253,7 +253,7 @@ fn hugetlb(bytes: usize, node: Option<u32>, steps: &mut Steps) -> Result<Option<
     Ok(Some((memory, Backing::Hugetlb, page_bytes)))
 }
 
-fn config_pages(bytes: usize, page_bytes: u64) -> u64 {
+fn pages_for(bytes: usize, page_bytes: u64) -> u64 {
     (bytes as u64).div_ceil(page_bytes)
 }
 

@@ -250,6 +250,9 @@ impl Mapping {
     }
 
     /// All bytes as a span that keeps the mapping alive.
+    ///
+    /// # Panics
+    /// For a read-only mapping: spans are writable.
     #[must_use]
     pub fn span(self: &Arc<Self>) -> OwnedSpan {
         OwnedSpan::of_mapping(self)
