@@ -43,7 +43,9 @@ pub enum Error {
         detail: String,
     },
     /// The dataplane said no with a number that this version does not know.
-    #[error("the dataplane refused with the unknown code {number} ({detail}); use the client library of the dataplane's version")]
+    #[error(
+        "the dataplane refused with the unknown code {number} ({detail}); use the client library of the dataplane's version"
+    )]
     RefusedUnknown {
         /// The number.
         number: u16,
@@ -51,7 +53,10 @@ pub enum Error {
         detail: String,
     },
     /// The dataplane speaks another version, or something else listens there.
-    #[error("the answer on the session socket is not understood ({code}); this library speaks version {}", railhead_abi::ABI_VERSION)]
+    #[error(
+        "the answer on the session socket is not understood ({code}); this library speaks version {}",
+        railhead_abi::ABI_VERSION
+    )]
     Version {
         /// [`Code::VersionMismatch`] or [`Code::FrameMalformed`].
         code: Code,
@@ -80,7 +85,9 @@ pub enum Error {
         source: MemfdError,
     },
     /// Hugepages were required and cannot be had.
-    #[error("hugepages were required for {bytes} bytes: {source}; reserve more (vm.nr_hugepages), or use Pages::PREFER_HUGE")]
+    #[error(
+        "hugepages were required for {bytes} bytes: {source}; reserve more (vm.nr_hugepages), or use Pages::PREFER_HUGE"
+    )]
     Hugepages {
         /// What was asked for.
         bytes: u64,

@@ -29,7 +29,8 @@
 //! port.ring();
 //! let mut done = [Completion::default(); 16];
 //! while port.wait(Duration::from_secs(1)) {
-//!     for completion in &done[..port.poll(&mut done)] {
+//!     let count = port.poll(&mut done);
+//!     for completion in &done[..count] {
 //!         outcome(completion)?;
 //!     }
 //! }

@@ -70,7 +70,11 @@ impl RegionOptions<'_> {
         }
         check_grant(self.grant)?;
         if self.name.is_empty() && !self.grant.is_empty() {
-            return Err(Error::argument("grant", Code::NameInvalid, "a region without a name cannot be granted"));
+            return Err(Error::argument(
+                "grant",
+                Code::NameInvalid,
+                "a region without a name cannot be granted",
+            ));
         }
         if self.access == 0 || self.access & !(ACCESS_READ | ACCESS_WRITE) != 0 {
             let problem = format!("{:#x} is not ACCESS_READ, ACCESS_WRITE or both", self.access);
@@ -110,9 +114,11 @@ impl Region {
     ) -> Result<Self, Error> {
         options.check()?;
         let what = "the region";
-        let mapping = Mapping::of_sealed(&file, Access::ReadWrite).map_err(|source| Error::Map { what, source })?;
+        let mapping =
+            Mapping::of_sealed(&file, Access::ReadWrite).map_err(|source| Error::Map { what, source })?;
         if !offset.is_multiple_of(mapping.page_bytes() as u64) {
-            let problem = format!("{offset} is not a multiple of the file's pages of {} bytes", mapping.page_bytes());
+            let problem =
+                format!("{offset} is not a multiple of the file's pages of {} bytes", mapping.page_bytes());
             return Err(Error::argument("offset", Code::RegionSize, problem));
         }
         let span = mapping
@@ -221,7 +227,11 @@ fn create_file(options: &RegionOptions<'_>) -> Result<(OwnedFd, Option<StepDown>
             Err(error) => Some(StepDown::Unavailable(error)),
         },
         Pages(other) => {
-            return Err(Error::argument("pages", Code::Unsupported, format!("{other} is none of Pages' values")));
+            return Err(Error::argument(
+                "pages",
+                Code::Unsupported,
+                format!("{other} is none of Pages' values"),
+            ));
         }
     };
     Ok((make(Huge::No).map_err(|source| Error::Memory { bytes, source })?, step_down))

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use railhead_abi::frame::{
-    ACCESS_WRITE, FRAME_BYTES_MAX, Frame, Handle, Hello, NAME_BYTES_MAX, Open, Register, Release, Text, Welcome, is_name,
-    name_words, text_words,
+    ACCESS_WRITE, FRAME_BYTES_MAX, Frame, Handle, Hello, NAME_BYTES_MAX, Open, Register, Release, Text,
+    Welcome, is_name, name_words, text_words,
 };
 use railhead_abi::segment::{
     EVENT_ENTRIES, PORT_ENTRIES_MAX, PORTS_PER_LANE_MAX, SESSION_MAGIC, SIGNALS, SessionHeader, SessionShape,
@@ -63,7 +63,8 @@ impl AttachOptions<'_> {
         if self.ports as usize > LANES_MAX * PORTS_PER_LANE_MAX {
             return Err(Error::argument("ports", Code::PortsFull, format!("{} are too many", self.ports)));
         }
-        if self.entries != 0 && (!self.entries.is_power_of_two() || self.entries as usize > PORT_ENTRIES_MAX) {
+        if self.entries != 0 && (!self.entries.is_power_of_two() || self.entries as usize > PORT_ENTRIES_MAX)
+        {
             let problem = format!("{} is not a power of two up to {PORT_ENTRIES_MAX}", self.entries);
             return Err(Error::argument("entries", Code::QuotaExceeded, problem));
         }
@@ -125,7 +126,8 @@ impl Session {
                 Error::Socket(SocketError::System { call: "setsockopt(SO_RCVTIMEO)", errno })
             })?;
         }
-        let line = Line { connection, timeout: options.timeout, in_step: Mutex::new(true), lost: Word::new(0) };
+        let line =
+            Line { connection, timeout: options.timeout, in_step: Mutex::new(true), lost: Word::new(0) };
         let hello = Hello { name: name_words(options.name), ports: options.ports, entries: options.entries };
         let (answer, fds) = line.request(&Frame::Hello(hello), &[])?;
         let Frame::Welcome(welcome) = answer else {
@@ -212,7 +214,12 @@ impl Session {
     ///
     /// # Errors
     /// As [`Self::create_region`].
-    pub fn register_fd(&self, file: OwnedFd, offset: u64, options: &RegionOptions<'_>) -> Result<Region, Error> {
+    pub fn register_fd(
+        &self,
+        file: OwnedFd,
+        offset: u64,
+        options: &RegionOptions<'_>,
+    ) -> Result<Region, Error> {
         Region::of_file(self, file, offset, options)
     }
 
@@ -282,7 +289,11 @@ pub(crate) fn check_name(argument: &'static str, name: &str) -> Result<(), Error
     if is_name(name) {
         return Ok(());
     }
-    Err(Error::argument(argument, Code::NameInvalid, format!("{name:?} is not a name of 1 to {NAME_BYTES_MAX} bytes")))
+    Err(Error::argument(
+        argument,
+        Code::NameInvalid,
+        format!("{name:?} is not a name of 1 to {NAME_BYTES_MAX} bytes"),
+    ))
 }
 
 /// A grant is empty, `*`, `NODE/*` or `NODE/NAME`.
@@ -290,7 +301,8 @@ pub(crate) fn check_grant(grant: &str) -> Result<(), Error> {
     if grant.is_empty() || grant == "*" {
         return Ok(());
     }
-    let sound = grant.split_once('/').is_some_and(|(node, name)| is_name(node) && (name == "*" || is_name(name)));
+    let sound =
+        grant.split_once('/').is_some_and(|(node, name)| is_name(node) && (name == "*" || is_name(name)));
     if !sound || grant.len() > GRANT_BYTES_MAX {
         let problem = format!("{grant:?} is not NODE/NAME, NODE/* or * of at most {GRANT_BYTES_MAX} bytes");
         return Err(Error::argument("grant", Code::NameInvalid, problem));
@@ -492,7 +504,8 @@ fn check_shape(shape: &SessionShape, welcome: &Welcome) -> Result<(), Error> {
 /// Maps the session memory and checks that its header says what the welcome said.
 fn map_session(memory: OwnedFd, shape: &SessionShape, incarnation: u64) -> Result<Words, Error> {
     let what = "the session memory";
-    let mapping = Mapping::of_sealed(memory, Access::ReadWrite).map_err(|source| Error::Map { what, source })?;
+    let mapping =
+        Mapping::of_sealed(memory, Access::ReadWrite).map_err(|source| Error::Map { what, source })?;
     let words = mapping.words(0, shape.words()).map_err(|source| Error::Map { what, source })?;
     let header = SessionHeader::decode(&core::array::from_fn(|at| words[at].load_acquire()));
     let expected = SessionHeader {
@@ -508,7 +521,9 @@ fn map_session(memory: OwnedFd, shape: &SessionShape, incarnation: u64) -> Resul
         && header.ports as usize == shape.ports
         && header.entries as usize == shape.entries;
     if header != expected || !same_shape {
-        return Err(Error::Answer { what: "the header of the session memory does not agree with the welcome" });
+        return Err(Error::Answer {
+            what: "the header of the session memory does not agree with the welcome",
+        });
     }
     Ok(words)
 }
