@@ -146,7 +146,12 @@ impl Code {
     pub const fn is_retryable(self) -> bool {
         matches!(
             self,
-            Code::DeadlineExceeded | Code::PeerDown | Code::DeviceError | Code::Replan | Code::ChecksumMismatch | Code::QuotaExceeded
+            Code::DeadlineExceeded
+                | Code::PeerDown
+                | Code::DeviceError
+                | Code::Replan
+                | Code::ChecksumMismatch
+                | Code::QuotaExceeded
         )
     }
 }

@@ -300,7 +300,6 @@ macro_rules! kinds {
         }
         /// A frame that was understood.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-        #[expect(clippy::large_enum_variant, reason = "frames are cold and short-lived")]
         pub enum Frame { $( #[doc = $text] $variant($body), )* }
         impl Frame {
             /// Writes the frame; returns its bytes.

@@ -69,7 +69,12 @@ fn write_numbers(out: &mut impl Write) -> Result {
     let control = ControlShape { lanes: 3 };
     writeln!(out, "control segment of 3 lanes {} words, lane 1 at {}", control.words(), control.lane(1))?;
     let session = SessionShape { lanes: 3, ports: 2, entries: 64 };
-    writeln!(out, "session of 3 lanes, 2 ports, 64 entries {} words, port 1 at {}", session.words(), session.port(1))?;
+    writeln!(
+        out,
+        "session of 3 lanes, 2 ports, 64 entries {} words, port 1 at {}",
+        session.words(),
+        session.port(1)
+    )?;
     writeln!(out, "settings {SETTINGS_WORDS} words, lanes at {LANE_CORE_WORD}")?;
     for setting in FIELDS {
         writeln!(out, "  setting {} {}", *setting as usize, setting.info().name)?;

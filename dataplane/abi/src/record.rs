@@ -228,7 +228,10 @@ impl RawRecord {
 
 /// A record that was understood.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[expect(missing_docs, reason = "each variant holds the structure documented above, or a kind documented above")]
+#[expect(
+    missing_docs,
+    reason = "each variant holds the structure documented above, or a kind documented above"
+)]
 pub enum Record {
     Chunk(Chunk),
     Part(Part),

@@ -203,7 +203,8 @@ impl ControlShape {
     /// Events of the registrar: an overwriting log of [`EventEntry`].
     pub const REGISTRAR_EVENTS: usize = Self::PEERS + PEERS_MAX * PeerStatus::WORDS;
     /// Words of that log.
-    pub const REGISTRAR_EVENTS_WORDS: usize = log_words(REGISTRAR_EVENT_ENTRIES, EventEntry::WORDS).next_multiple_of(LINE_WORDS);
+    pub const REGISTRAR_EVENTS_WORDS: usize =
+        log_words(REGISTRAR_EVENT_ENTRIES, EventEntry::WORDS).next_multiple_of(LINE_WORDS);
     /// First lane's part.
     pub const LANES: usize = Self::REGISTRAR_EVENTS + Self::REGISTRAR_EVENTS_WORDS;
     /// In a lane's part: [`LaneStatus`].
@@ -213,11 +214,13 @@ impl ControlShape {
     /// In a lane's part: log of [`Flight`].
     pub const LANE_FLIGHT: usize = Self::LANE_COUNTERS + COUNTER_WORDS;
     /// Words of that log.
-    pub const LANE_FLIGHT_WORDS: usize = log_words(FLIGHT_ENTRIES, Flight::WORDS).next_multiple_of(LINE_WORDS);
+    pub const LANE_FLIGHT_WORDS: usize =
+        log_words(FLIGHT_ENTRIES, Flight::WORDS).next_multiple_of(LINE_WORDS);
     /// In a lane's part: log of [`EventEntry`].
     pub const LANE_EVENTS: usize = Self::LANE_FLIGHT + Self::LANE_FLIGHT_WORDS;
     /// Words of that log.
-    pub const LANE_EVENTS_WORDS: usize = log_words(LANE_EVENT_ENTRIES, EventEntry::WORDS).next_multiple_of(LINE_WORDS);
+    pub const LANE_EVENTS_WORDS: usize =
+        log_words(LANE_EVENT_ENTRIES, EventEntry::WORDS).next_multiple_of(LINE_WORDS);
     /// Words of a lane's part.
     pub const LANE_WORDS: usize = Self::LANE_EVENTS + Self::LANE_EVENTS_WORDS;
 
@@ -273,7 +276,8 @@ impl SessionShape {
     /// Event ring of lane 0; the others follow.
     pub const EVENTS: usize = Self::EVENT_BELL + LINE_WORDS;
     /// Words of one event ring.
-    pub const EVENT_RING_WORDS: usize = ring_words(EVENT_ENTRIES, SessionEvent::WORDS).next_multiple_of(LINE_WORDS);
+    pub const EVENT_RING_WORDS: usize =
+        ring_words(EVENT_ENTRIES, SessionEvent::WORDS).next_multiple_of(LINE_WORDS);
     /// In a port's part: one word, 1 while the client sleeps for completions (FUTEX on its low half).
     pub const PORT_BELL: usize = 0;
     /// In a port's part: the submission ring.

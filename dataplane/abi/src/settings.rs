@@ -122,7 +122,10 @@ impl Limits {
     /// Whether the dataplane may run on `core`.
     #[must_use]
     pub fn has_core(&self, core: u64) -> bool {
-        usize::try_from(core / 64).ok().and_then(|word| self.cores.get(word)).is_some_and(|bits| bits >> (core % 64) & 1 == 1)
+        usize::try_from(core / 64)
+            .ok()
+            .and_then(|word| self.cores.get(word))
+            .is_some_and(|bits| bits >> (core % 64) & 1 == 1)
     }
 }
 
@@ -216,7 +219,9 @@ impl Settings {
                 None if value != 0 => return refuse(Code::SettingUnknown),
                 None => {}
                 Some(setting) => match setting.info().kind {
-                    Kind::Number { min, max, .. } if value < min || value > max => return refuse(Code::SettingRange),
+                    Kind::Number { min, max, .. } if value < min || value > max => {
+                        return refuse(Code::SettingRange);
+                    }
                     Kind::Choice(names) if value >= names.len() as u64 => return refuse(Code::SettingRange),
                     _ => {}
                 },
@@ -265,6 +270,11 @@ impl Plan {
         } else {
             (Setting::SendMode, Setting::SendDirectFromBytes)
         };
-        Self { mode: settings.mode(mode), direct_from_bytes: settings.get(from), generation, direct_possible: true }
+        Self {
+            mode: settings.mode(mode),
+            direct_from_bytes: settings.get(from),
+            generation,
+            direct_possible: true,
+        }
     }
 }

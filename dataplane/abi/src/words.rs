@@ -111,7 +111,10 @@ pub const fn is_sound(fields: &[FieldLayout], words: usize) -> bool {
         let field = &fields[at];
         let whole = field.bits >= 64;
         let span = if whole { (field.bits / 64) as usize } else { 1 };
-        if field.word + span > words || (!whole && field.shift + field.bits > 64) || (whole && field.shift != 0) {
+        if field.word + span > words
+            || (!whole && field.shift + field.bits > 64)
+            || (whole && field.shift != 0)
+        {
             return false;
         }
         let (before, _) = fields.split_at(at);

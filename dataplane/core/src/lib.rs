@@ -4,4 +4,13 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
+pub mod engine;
+pub mod list;
+pub mod notice;
+pub mod pool;
 pub mod port;
+pub mod storage;
+pub mod tables;
+
+pub use engine::{Engine, EngineConfig, Turn};
+pub use notice::Notice;

@@ -239,15 +239,27 @@ impl<A: Fabric, B: Fabric> Fabric for Both<A, B> {
     }
 
     fn send(&mut self, connection: ConnectionIndex, record: &RawRecord) -> Result<(), PostError> {
-        if connection < self.split { self.first.send(connection, record) } else { self.second.send(connection, record) }
+        if connection < self.split {
+            self.first.send(connection, record)
+        } else {
+            self.second.send(connection, record)
+        }
     }
 
     fn write(&mut self, connection: ConnectionIndex, write: &Write) -> Result<(), PostError> {
-        if connection < self.split { self.first.write(connection, write) } else { self.second.write(connection, write) }
+        if connection < self.split {
+            self.first.write(connection, write)
+        } else {
+            self.second.write(connection, write)
+        }
     }
 
     fn flush(&mut self, connection: ConnectionIndex, post: PostId) -> Result<(), PostError> {
-        if connection < self.split { self.first.flush(connection, post) } else { self.second.flush(connection, post) }
+        if connection < self.split {
+            self.first.flush(connection, post)
+        } else {
+            self.second.flush(connection, post)
+        }
     }
 
     fn close(&mut self, connection: ConnectionIndex) {

@@ -1,0 +1,160 @@
+//! Connections: up, wanted, closing, down.
+
+use super::Engine;
+use crate::notice::Notice;
+use crate::port::{ConnectionIndex, CopyEngine, Fabric, Nanos};
+use crate::tables::{Connection, ConnectionInfo, ConnectionPhase, Phase, Role};
+use core::ops::Deref;
+use railhead_abi::Code;
+use railhead_abi::observe::{Counter, EventCode};
+use railhead_abi::record::{RECORD_WINDOW, SLOTS_MAX};
+use railhead_abi::submission::SIDE_REMOTE;
+use railhead_ring::Word;
+
+impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
+    /// A connection is there; the fabric has it already. False if the slot is in use: the caller closes it again.
+    pub fn connection_up(&mut self, connection: ConnectionIndex, info: ConnectionInfo, now: Nanos) -> bool {
+        let at = usize::from(connection.0);
+        let Some(entry) = self.connections.get_mut(at) else { return false };
+        if !matches!(entry.phase, ConnectionPhase::Free | ConnectionPhase::Wanted) {
+            return false;
+        }
+        let slots = info.slots.min(SLOTS_MAX);
+        let mut slots_free = [0; SLOTS_MAX as usize / 64];
+        for slot in 0..slots {
+            slots_free[usize::from(slot) / 64] |= 1 << (slot % 64);
+        }
+        *entry = Connection {
+            phase: ConnectionPhase::Up,
+            info: ConnectionInfo { slots, ..info },
+            record_credits: RECORD_WINDOW,
+            slots_free,
+            transfers: entry.transfers,
+            ..Connection::FREE
+        };
+        self.connections_up += 1;
+        self.event(EventCode::ConnectionUp, Code::Ok, u64::from(info.peer), u64::from(connection.0), now);
+        self.progress();
+        true
+    }
+
+    /// The registrar cannot connect: transfers that wait for this connection end with `peer_down`.
+    pub fn connection_refused(&mut self, connection: ConnectionIndex, now: Nanos) {
+        let at = usize::from(connection.0);
+        if self.connections[at].phase != ConnectionPhase::Wanted {
+            return;
+        }
+        self.connections[at].phase = ConnectionPhase::Free;
+        for index in 0..super::to_u32(self.transfers.len()) {
+            let transfer = &self.transfers[index as usize];
+            if transfer.phase == Phase::Running && transfer.connection == connection {
+                self.stop(index, Code::PeerDown, SIDE_REMOTE, now);
+            }
+        }
+    }
+
+    /// Ends a connection; [`Notice::ConnectionDown`] follows when nothing of it is under way.
+    pub fn close_connection(&mut self, connection: ConnectionIndex, cause: Code) {
+        let entry = &mut self.connections[usize::from(connection.0)];
+        if entry.phase == ConnectionPhase::Up {
+            entry.phase = ConnectionPhase::Closing;
+            entry.cause = cause;
+            self.connections_up -= 1;
+            self.fabric.close(connection);
+        }
+    }
+
+    /// The fabric says that a connection has ended: all posts of it have, too.
+    pub(super) fn connection_down(&mut self, connection: ConnectionIndex, cause: Code, now: Nanos) {
+        let at = usize::from(connection.0);
+        match self.connections[at].phase {
+            ConnectionPhase::Up => {
+                self.connections_up -= 1;
+                self.connections[at].cause = cause;
+            }
+            ConnectionPhase::Closing => {}
+            _ => return,
+        }
+        self.connections[at].phase = ConnectionPhase::Draining;
+        let (peer, cause) = (self.connections[at].info.peer, self.connections[at].cause);
+        self.observe.add(Counter::ConnectionsDown, 1);
+        self.event(EventCode::ConnectionDown, cause, u64::from(peer), u64::from(connection.0), now);
+        match self.connections[at].info.role {
+            Role::Initiator => self.end_transfers(connection, now),
+            Role::Target => self.end_inbound(connection),
+        }
+        self.connections_unsettled = true;
+        self.progress();
+    }
+
+    /// Transfers that the peer may know of end as `unknown`; those that only wait go on waiting.
+    fn end_transfers(&mut self, connection: ConnectionIndex, now: Nanos) {
+        for index in 0..super::to_u32(self.transfers.len()) {
+            let transfer = &self.transfers[index as usize];
+            if transfer.connection != connection || matches!(transfer.phase, Phase::Free | Phase::Dead) {
+                continue;
+            }
+            match transfer.phase {
+                Phase::Running if !Self::has_slot(transfer) => continue,
+                Phase::Running => self.make_unrunnable(index),
+                Phase::Stopping => self.transfers_stopping.remove(self.transfer_links, index),
+                _ => {}
+            }
+            self.connections[usize::from(connection.0)].dead += 1;
+            let transfer = &mut self.transfers[index as usize];
+            transfer.phase = Phase::Dead;
+            if transfer.touched && !transfer.acked {
+                transfer.status = Code::Unknown;
+                transfer.side = SIDE_REMOTE;
+            } else if transfer.status == Code::Ok && !transfer.acked {
+                transfer.status = Code::PeerDown;
+                transfer.side = SIDE_REMOTE;
+            }
+            // Held until the chunks below have ended, so that the transfer completes once, there or here.
+            transfer.chunks_open += 1;
+        }
+        self.drop_ready(connection, now);
+        for index in 0..super::to_u32(self.transfers.len()) {
+            let transfer = &mut self.transfers[index as usize];
+            if transfer.connection == connection && transfer.phase == Phase::Dead {
+                transfer.chunks_open -= 1;
+                self.settle(index, now);
+            }
+        }
+    }
+
+    /// Frees the slots of connections whose last local work has ended; gives record credits back.
+    pub(super) fn push_connections(&mut self, _now: Nanos) {
+        for at in 0..self.connections.len() {
+            let entry = &self.connections[at];
+            let connection = ConnectionIndex(u16::try_from(at).unwrap_or(u16::MAX));
+            match entry.phase {
+                ConnectionPhase::Up => self.return_records(connection),
+                ConnectionPhase::Draining
+                    if self.connections_unsettled && entry.dead == 0 && entry.inbound_open == 0 =>
+                {
+                    self.free_connection(connection);
+                }
+                _ => {}
+            }
+        }
+        self.connections_unsettled =
+            self.connections.iter().any(|entry| entry.phase == ConnectionPhase::Draining);
+    }
+
+    fn free_connection(&mut self, connection: ConnectionIndex) {
+        let at = usize::from(connection.0);
+        let entry = &self.connections[at];
+        let (info, cause, transfers) = (entry.info, entry.cause, entry.transfers);
+        if info.role == Role::Target {
+            self.reset_inbound(connection);
+        }
+        self.connections[at] = Connection { info, transfers, ..Connection::FREE };
+        self.notices.push(Notice::ConnectionDown { connection, cause });
+        if transfers > 0 {
+            self.connections[at].phase = ConnectionPhase::Wanted;
+            self.notices.push(Notice::ConnectionWanted { connection, peer: info.peer });
+        }
+        self.progress();
+    }
+}

@@ -1,0 +1,513 @@
+//! The target's side: blocks for peers, copies home, delivery, ACK.
+
+use super::intake::within;
+use super::{Engine, POST_BLOCK_COPY, POST_FLUSH, to_u32};
+use crate::pool::Quota;
+use crate::port::{ConnectionIndex, Copy, CopyEngine, Fabric, Nanos, Place, PostId, RegionIndex};
+use crate::tables::{
+    BlockEntry, BlockPhase, ConnectionPhase, GRANTS_MAX, Inbound, RegionInfo, Role, SMALL_CREDITS_MAX,
+};
+use core::ops::Deref;
+use railhead_abi::Code;
+use railhead_abi::frame::ACCESS_WRITE;
+use railhead_abi::observe::Counter;
+use railhead_abi::record::{
+    Ack, CREDIT_BLOCKS_MAX, Chunk, Credit, Demand, Fin, Plain, Record, SLOT_NONE, SLOTS_MAX,
+};
+use railhead_abi::submission::{LEG_DIRECT, NOTIFY_EVENT, NOTIFY_SIGNAL, SessionEvent};
+use railhead_ring::Word;
+
+/// Small blocks that a peer holds as standing credits of one connection, if the pool has them.
+const SMALL_STANDING: u16 = 16;
+const _: () = assert!(SMALL_STANDING as usize <= SMALL_CREDITS_MAX);
+
+/// What became of an answer.
+enum Answer {
+    Sent,
+    Waits,
+    Flushing,
+}
+
+impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
+    const fn inbound_index(connection: ConnectionIndex, slot: u16) -> u32 {
+        to_u32(connection.0 as usize * SLOTS_MAX as usize + slot as usize)
+    }
+
+    const fn inbound_owner(index: u32) -> (ConnectionIndex, u16) {
+        #[expect(clippy::cast_possible_truncation, reason = "the table has connections x SLOTS_MAX entries")]
+        (ConnectionIndex((index / SLOTS_MAX as u32) as u16), (index % SLOTS_MAX as u32) as u16)
+    }
+
+    /// The entry of a slot, begun if this is the transfer's first record.
+    fn touch_inbound(&mut self, connection: ConnectionIndex, slot: u16, now: Nanos) -> Option<u32> {
+        if slot >= self.connections[usize::from(connection.0)].info.slots {
+            return None;
+        }
+        let index = Self::inbound_index(connection, slot);
+        if !self.inbound[index as usize].is_active {
+            self.inbound[index as usize] = Inbound { is_active: true, since: now, ..Inbound::IDLE };
+            self.connections[usize::from(connection.0)].inbound += 1;
+        }
+        Some(index)
+    }
+
+    /// The region that a peer may write to at these bytes.
+    fn writable(
+        &self,
+        connection: ConnectionIndex,
+        index: u32,
+        epoch: u32,
+        offset: u64,
+        bytes: u64,
+    ) -> Option<(RegionIndex, RegionInfo)> {
+        let region = self.region_at(index)?;
+        let entry = &self.regions[index as usize];
+        let info = entry.info.filter(|info| !entry.is_closing && info.generation == epoch)?;
+        let peer = self.connections[usize::from(connection.0)].info.peer;
+        let may = info.access & ACCESS_WRITE != 0 && peer < 64 && info.peers >> peer & 1 == 1;
+        (may && within(offset, bytes, info.bytes)).then_some((region, info))
+    }
+
+    /// CHUNK: the block was written; its copy home begins.
+    pub(super) fn chunk_arrived(&mut self, connection: ConnectionIndex, chunk: &Chunk, now: Nanos) -> bool {
+        let Some(index) = self.touch_inbound(connection, chunk.slot, now) else { return false };
+        let Some(block) = self.pool.shape().at_page(chunk.block) else { return false };
+        let entry = self.blocks[block as usize];
+        let is_granted = entry.phase == BlockPhase::Granted
+            && entry.connection == connection
+            && (entry.slot == chunk.slot || entry.slot == SLOT_NONE);
+        let block_bytes = self.pool.shape().block_bytes(self.pool.shape().quota(block));
+        let inbound = &mut self.inbound[index as usize];
+        if !is_granted || chunk.bytes == 0 || u64::from(chunk.bytes) > block_bytes || inbound.fin.is_some() {
+            return false;
+        }
+        if entry.slot == SLOT_NONE {
+            self.connections[usize::from(connection.0)].small_granted -= 1;
+        } else {
+            inbound.grants_open -= 1;
+        }
+        let target = self.writable(
+            connection,
+            chunk.region_index,
+            chunk.region_epoch,
+            chunk.offset,
+            u64::from(chunk.bytes),
+        );
+        let Some((region, _)) = target else {
+            self.fail_inbound(index, Code::RemoteRefused);
+            self.home(block);
+            return true;
+        };
+        self.regions[region.0 as usize].uses += 1;
+        self.inbound[index as usize].copies += 1;
+        self.connections[usize::from(connection.0)].inbound_open += 1;
+        self.blocks[block as usize] = BlockEntry {
+            phase: BlockPhase::Waiting,
+            connection,
+            slot: chunk.slot,
+            region,
+            offset: chunk.offset,
+            bytes: chunk.bytes,
+        };
+        self.copies_waiting.push_back(self.block_links, block);
+        self.post_copies();
+        true
+    }
+
+    fn home(&mut self, block: u32) {
+        self.blocks[block as usize] = BlockEntry::default();
+        self.pool.put(block);
+    }
+
+    fn fail_inbound(&mut self, index: u32, status: Code) {
+        let inbound = &mut self.inbound[index as usize];
+        if inbound.status == Code::Ok {
+            inbound.status = status;
+        }
+    }
+
+    fn post_copies(&mut self) {
+        while let Some(block) = self.copies_waiting.front() {
+            let entry = self.blocks[block as usize];
+            let copy = Copy {
+                from: self.pool.place(block),
+                to: Place { region: entry.region, offset: entry.offset },
+                bytes: entry.bytes,
+                post: PostId(POST_BLOCK_COPY | block),
+            };
+            if self.copier.copy(&copy).is_err() {
+                self.observe.add(Counter::CopiesFull, 1);
+                return;
+            }
+            self.observe.add(Counter::CopyBytes, u64::from(entry.bytes));
+            self.copies_waiting.remove(self.block_links, block);
+            self.blocks[block as usize].phase = BlockPhase::Copying;
+        }
+    }
+
+    /// A copy home ended: the block is free again.
+    pub(super) fn block_copied(&mut self, block: u32, status: Code, _now: Nanos) {
+        let entry = self.blocks[block as usize];
+        debug_assert!(entry.phase == BlockPhase::Copying);
+        self.home(block);
+        self.release_region(entry.region.0);
+        let at = usize::from(entry.connection.0);
+        self.connections[at].inbound_open -= 1;
+        let index = Self::inbound_index(entry.connection, entry.slot);
+        let inbound = &mut self.inbound[index as usize];
+        inbound.copies -= 1;
+        if status != Code::Ok {
+            let status = if status == Code::RegionLost { Code::RemoteRegionLost } else { Code::DeviceError };
+            self.fail_inbound(index, status);
+        }
+        if self.connections[at].phase == ConnectionPhase::Up {
+            self.answer_later(index);
+        } else {
+            self.connections_unsettled = true;
+        }
+    }
+
+    /// Queues the answer if everything that it waits for has ended.
+    fn answer_later(&mut self, index: u32) {
+        let inbound = &self.inbound[index as usize];
+        let is_due =
+            (inbound.fin.is_some() || inbound.is_cancelled) && inbound.copies == 0 && !inbound.is_flushing;
+        if is_due && !self.answer_links[index as usize].is_linked() {
+            self.answers.push_back(self.answer_links, index);
+        }
+    }
+
+    /// FIN: everything of the transfer has arrived.
+    pub(super) fn fin_arrived(&mut self, connection: ConnectionIndex, fin: &Fin, now: Nanos) -> bool {
+        let Some(index) = self.touch_inbound(connection, fin.slot, now) else { return false };
+        // Transfers of this version use one connection, so no PART is to come.
+        if fin.parts != 0 || fin.notify > NOTIFY_EVENT || self.inbound[index as usize].fin.is_some() {
+            return false;
+        }
+        self.inbound[index as usize].fin = Some(*fin);
+        self.reclaim(connection, fin.slot);
+        if self.writable(connection, fin.region_index, fin.region_epoch, fin.offset, fin.bytes).is_none() {
+            self.fail_inbound(index, Code::RemoteRefused);
+        }
+        self.answer_later(index);
+        true
+    }
+
+    /// CANCEL: nothing more comes; what came is brought to an end first.
+    pub(super) fn cancel_arrived(&mut self, connection: ConnectionIndex, plain: &Plain, now: Nanos) -> bool {
+        let Some(index) = self.touch_inbound(connection, plain.slot, now) else { return false };
+        if self.inbound[index as usize].is_cancelled {
+            return false;
+        }
+        self.inbound[index as usize].is_cancelled = true;
+        if self.inbound[index as usize].fin.is_none() {
+            // Only the sequence of the answer is taken from it.
+            self.inbound[index as usize].fin =
+                Some(Fin { slot: plain.slot, sequence: plain.sequence, ..Fin::default() });
+            self.fail_inbound(index, Code::Cancelled);
+            self.reclaim(connection, plain.slot);
+        }
+        self.answer_later(index);
+        true
+    }
+
+    /// Takes back the blocks that a transfer was granted and did not use: none can be written any more.
+    fn reclaim(&mut self, connection: ConnectionIndex, slot: u16) {
+        let index = Self::inbound_index(connection, slot);
+        let inbound = &mut self.inbound[index as usize];
+        inbound.chunks_granted = inbound.chunks_wanted;
+        let open = core::mem::take(&mut inbound.grants_open);
+        if open > 0 {
+            self.reclaim_blocks(|entry| entry.connection == connection && entry.slot == slot);
+        }
+    }
+
+    fn reclaim_blocks(&mut self, is_meant: impl Fn(&BlockEntry) -> bool) {
+        for block in 0..to_u32(self.blocks.len()) {
+            let entry = &self.blocks[block as usize];
+            if entry.phase == BlockPhase::Granted && is_meant(entry) {
+                self.home(block);
+            }
+        }
+    }
+
+    /// DEMAND: the transfer wants large blocks.
+    pub(super) fn demand_arrived(
+        &mut self,
+        connection: ConnectionIndex,
+        demand: &Demand,
+        now: Nanos,
+    ) -> bool {
+        let Some(index) = self.touch_inbound(connection, demand.slot, now) else { return false };
+        let shape = self.pool.shape();
+        let inbound = &mut self.inbound[index as usize];
+        let is_sound = inbound.chunks_wanted == 0
+            && inbound.fin.is_none()
+            && demand.chunks > 0
+            && demand.depth > 0
+            && u64::from(demand.chunk_bytes) <= shape.large_bytes;
+        if !is_sound {
+            return false;
+        }
+        inbound.chunks_wanted = demand.chunks;
+        inbound.depth = demand.depth.min(GRANTS_MAX as u16);
+        self.demands.push_back(self.demand_links, index);
+        true
+    }
+
+    /// Large blocks by fair share among the transfers that want some.
+    fn grant_large(&mut self) {
+        let share =
+            (self.pool.shape().count(Quota::LargeReceive) as usize / self.demands.count().max(1)).max(1);
+        let share = u16::try_from(share).unwrap_or(u16::MAX);
+        let mut rounds = self.demands.count();
+        while rounds > 0 {
+            rounds -= 1;
+            let Some(index) = self.demands.pop_front(self.demand_links) else { return };
+            let inbound = self.inbound[index as usize];
+            let left = inbound.chunks_wanted.saturating_sub(inbound.chunks_granted);
+            if !inbound.is_active || left == 0 {
+                continue;
+            }
+            let (connection, slot) = Self::inbound_owner(index);
+            if self.pool.shape().count(Quota::LargeReceive) == 0 {
+                let replan = Plain { slot, ..Plain::default() };
+                if !self.send_record(connection, &Record::Replan(replan)) {
+                    self.demands.push_back(self.demand_links, index);
+                }
+                continue;
+            }
+            let room = u64::from(inbound.depth.min(share).saturating_sub(inbound.grants_open)).min(left);
+            let granted = self.grant(Quota::LargeReceive, connection, slot, room);
+            self.inbound[index as usize].grants_open += granted;
+            self.inbound[index as usize].chunks_granted += u64::from(granted);
+            if left > u64::from(granted) {
+                self.demands.push_back(self.demand_links, index);
+            }
+        }
+    }
+
+    /// Grants up to `room` blocks in one CREDIT; returns how many.
+    fn grant(&mut self, quota: Quota, connection: ConnectionIndex, slot: u16, room: u64) -> u16 {
+        let mut blocks = [0; CREDIT_BLOCKS_MAX];
+        let mut pages = [0; CREDIT_BLOCKS_MAX];
+        let mut count = 0;
+        let most = usize::try_from(room).unwrap_or(usize::MAX).min(CREDIT_BLOCKS_MAX);
+        while count < most {
+            let Some(block) = self.pool.take(quota) else { break };
+            blocks[count] = block;
+            pages[count] = self.pool.page(block);
+            count += 1;
+        }
+        let credit = Credit::of(slot, self.config.pool_epoch, &pages[..count]);
+        if count == 0 || !self.send_record(connection, &Record::Credit(credit)) {
+            for block in &blocks[..count] {
+                self.pool.put(*block);
+            }
+            return 0;
+        }
+        for block in &blocks[..count] {
+            self.blocks[*block as usize] =
+                BlockEntry { phase: BlockPhase::Granted, connection, slot, ..BlockEntry::default() };
+        }
+        self.progress();
+        u16::try_from(count).unwrap_or(u16::MAX)
+    }
+
+    /// Keeps the standing small credits of each connection filled, by fair share.
+    fn grant_small(&mut self) {
+        let all = self.pool.shape().count(Quota::SmallReceive);
+        if self.pool.free(Quota::SmallReceive) == 0 {
+            return;
+        }
+        let targets = self.connections.iter().filter(|entry| Self::is_target(entry)).count().max(1);
+        let share = u16::try_from(all as usize / targets).unwrap_or(u16::MAX).clamp(2, SMALL_STANDING);
+        for at in 0..self.connections.len() {
+            let entry = &self.connections[at];
+            // In batches, so that a busy connection has one CREDIT for several blocks.
+            if !Self::is_target(entry) || entry.small_granted > share / 2 {
+                continue;
+            }
+            let room = u64::from(share - entry.small_granted);
+            let connection = ConnectionIndex(u16::try_from(at).unwrap_or(u16::MAX));
+            let granted = self.grant(Quota::SmallReceive, connection, SLOT_NONE, room);
+            self.connections[at].small_granted += granted;
+        }
+    }
+
+    fn is_target(entry: &crate::tables::Connection) -> bool {
+        entry.phase == ConnectionPhase::Up && entry.info.role == Role::Target
+    }
+
+    /// Everything that the target's side can do in one turn.
+    pub(super) fn push_inbound(&mut self, now: Nanos) {
+        self.post_copies();
+        self.push_answers(now);
+        self.grant_small();
+        self.grant_large();
+    }
+
+    fn push_answers(&mut self, now: Nanos) {
+        let mut rounds = self.answers.count();
+        while rounds > 0 {
+            rounds -= 1;
+            let Some(index) = self.answers.pop_front(self.answer_links) else { return };
+            match self.answer(index, now) {
+                Answer::Sent => {
+                    let (connection, _) = Self::inbound_owner(index);
+                    self.inbound[index as usize] = Inbound::IDLE;
+                    self.connections[usize::from(connection.0)].inbound -= 1;
+                    self.progress();
+                }
+                Answer::Waits => self.answers.push_back(self.answer_links, index),
+                Answer::Flushing => self.progress(),
+            }
+        }
+    }
+
+    /// Flushes, delivers and answers one inbound transfer.
+    fn answer(&mut self, index: u32, now: Nanos) -> Answer {
+        let (connection, slot) = Self::inbound_owner(index);
+        let inbound = self.inbound[index as usize];
+        let Some(fin) = inbound.fin else { return Answer::Sent };
+        if inbound.is_cancelled {
+            let status = if inbound.is_delivered { Code::Ok } else { Code::Cancelled };
+            let plain = Plain { slot, status: status.number(), sequence: fin.sequence, ..Plain::default() };
+            return if self.send_record(connection, &Record::Cancelled(plain)) {
+                Answer::Sent
+            } else {
+                Answer::Waits
+            };
+        }
+        if inbound.status == Code::Ok && !inbound.is_delivered {
+            // Looked up again: the region may have gone since FIN came.
+            let target = self.writable(connection, fin.region_index, fin.region_epoch, fin.offset, fin.bytes);
+            let Some((region, info)) = target else {
+                self.fail_inbound(index, Code::RemoteRefused);
+                return Answer::Waits;
+            };
+            let is_direct = fin.receive_leg == LEG_DIRECT && fin.bytes > 0;
+            if self.flush_needed && info.flush && is_direct && !inbound.is_flushed {
+                if self.fabric.flush(connection, PostId(POST_FLUSH | index)).is_err() {
+                    return Answer::Waits;
+                }
+                self.observe.add(Counter::Flushes, 1);
+                self.inbound[index as usize].is_flushing = true;
+                self.connections[usize::from(connection.0)].inbound_open += 1;
+                return Answer::Flushing;
+            }
+            match self.deliver(region, &info, &fin) {
+                Ok(true) => {}
+                Ok(false) => {
+                    self.observe.add(Counter::EventWaits, 1);
+                    return Answer::Waits;
+                }
+                Err(status) => self.fail_inbound(index, status),
+            }
+            self.inbound[index as usize].is_delivered = self.inbound[index as usize].status == Code::Ok;
+        }
+        let status = self.inbound[index as usize].status;
+        let ack = Ack {
+            slot,
+            status: status.number(),
+            receive_ns: now.saturating_sub(inbound.since),
+            sequence: fin.sequence,
+            ..Ack::default()
+        };
+        if !self.send_record(connection, &Record::Ack(ack)) {
+            return Answer::Waits;
+        }
+        if status == Code::Ok {
+            self.observe.add(Counter::Inbound, 1);
+            self.observe.add(Counter::InboundBytes, fin.bytes);
+        } else {
+            self.observe.add(Counter::RemoteRefused, 1);
+        }
+        Answer::Sent
+    }
+
+    /// Notifies the session that owns the region; false while its event ring is full.
+    fn deliver(&mut self, region: RegionIndex, info: &RegionInfo, fin: &Fin) -> Result<bool, Code> {
+        if fin.notify == 0 {
+            return Ok(true);
+        }
+        let session = info.session as usize;
+        let parts =
+            self.sessions.get_mut(session).and_then(Option::as_mut).ok_or(Code::NotificationRefused)?;
+        if fin.notify == NOTIFY_SIGNAL {
+            let word = parts.signals.get(fin.notify_index as usize).ok_or(Code::NotificationRefused)?;
+            word.fetch_add_release(fin.notify_value);
+        } else {
+            let event = SessionEvent {
+                value: fin.notify_value,
+                region_index: region.0,
+                region_generation: info.generation,
+                offset: fin.offset,
+                bytes: fin.bytes,
+            };
+            if parts.events.push_publish(&event.encode()).is_err() {
+                return Ok(false);
+            }
+        }
+        if parts.bell.take() {
+            self.sessions_to_wake[session / 64] |= 1 << (session % 64);
+        }
+        Ok(true)
+    }
+
+    pub(super) fn inbound_flushed(&mut self, index: u32, status: Code, _now: Nanos) {
+        let (connection, _) = Self::inbound_owner(index);
+        self.connections[usize::from(connection.0)].inbound_open -= 1;
+        let inbound = &mut self.inbound[index as usize];
+        inbound.is_flushing = false;
+        inbound.is_flushed = true;
+        if status != Code::Ok {
+            self.fail_inbound(index, Code::DeviceError);
+        }
+        if self.connections[usize::from(connection.0)].phase == ConnectionPhase::Up {
+            self.answer_later(index);
+        } else {
+            self.connections_unsettled = true;
+        }
+    }
+
+    /// The fabric refused a write of a peer; the transfer's ACK will say so.
+    pub(super) fn inbound_refused(
+        &mut self,
+        connection: ConnectionIndex,
+        slot: u16,
+        status: Code,
+        now: Nanos,
+    ) {
+        let entry = &self.connections[usize::from(connection.0)];
+        if entry.phase != ConnectionPhase::Up || entry.info.role != Role::Target {
+            return;
+        }
+        match self.touch_inbound(connection, slot, now) {
+            Some(index) => self.fail_inbound(index, status),
+            None => self.violation(connection, now),
+        }
+    }
+
+    /// The connection is down: no block of it is written any more, no answer can be given.
+    pub(super) fn end_inbound(&mut self, connection: ConnectionIndex) {
+        let slots = self.connections[usize::from(connection.0)].info.slots;
+        for slot in 0..slots {
+            let index = Self::inbound_index(connection, slot);
+            if self.demand_links[index as usize].is_linked() {
+                self.demands.remove(self.demand_links, index);
+            }
+            if self.answer_links[index as usize].is_linked() {
+                self.answers.remove(self.answer_links, index);
+            }
+        }
+        self.reclaim_blocks(|entry| entry.connection == connection);
+        self.connections[usize::from(connection.0)].small_granted = 0;
+    }
+
+    pub(super) fn reset_inbound(&mut self, connection: ConnectionIndex) {
+        for slot in 0..self.connections[usize::from(connection.0)].info.slots {
+            self.inbound[Self::inbound_index(connection, slot) as usize] = Inbound::IDLE;
+        }
+    }
+}

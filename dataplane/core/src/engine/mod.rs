@@ -1,0 +1,437 @@
+//! The engine: tables, devices and the turn that drives them.
+//!
+//! One turn, in this order, each part with its own budget: device events (so that resources come back
+//! before they are asked for), copies that ended, new submissions, chunks by fair share, blocks for
+//! peers, answers to peers, timers. Nothing in a turn waits.
+
+mod connections;
+mod finish;
+mod inbound;
+mod intake;
+mod records;
+mod regions;
+mod route;
+mod schedule;
+mod send;
+
+use crate::list::{Link, List};
+use crate::notice::{Notice, Notices};
+use crate::pool::{Pool, PoolShape};
+use crate::port::{CopyDone, CopyEngine, Fabric, FabricEvent, Nanos, PostId};
+use crate::storage::{Observe, Storage};
+use crate::tables::{
+    BlockEntry, BlockPhase, ChunkEntry, Connection, ConnectionPhase, Inbound, Phase, Port, PortIndex, Region,
+    Remote, SessionParts, SessionQueue, Transfer,
+};
+use core::ops::Deref;
+use railhead_abi::Code;
+use railhead_abi::observe::{Counter, EventCode, EventEntry};
+use railhead_abi::record::SLOTS_MAX;
+use railhead_abi::segment::{SESSIONS_MAX, SIGNALS};
+use railhead_abi::settings::{Plan, Setting, Settings};
+use railhead_abi::submission::CLASSES;
+use railhead_ring::Word;
+
+/// Device events taken in one turn.
+const EVENTS_PER_TURN: usize = 64;
+/// Submissions taken in one turn.
+const INTAKE_PER_TURN: usize = 64;
+/// Chunk attempts in one turn.
+const VISITS_PER_TURN: usize = 64;
+/// Bytes of chunks made in one turn.
+const BYTES_PER_TURN: u64 = 4 << 20;
+/// Transfers looked at for timers in one turn.
+const TIMERS_PER_TURN: usize = 64;
+
+/// Posts of the engine are told apart by their top bits; the rest is a table index.
+const POST_CHUNK_WRITE: u32 = 0;
+const POST_CHUNK_COPY: u32 = 1 << 30;
+const POST_BLOCK_COPY: u32 = 2 << 30;
+const POST_FLUSH: u32 = 3 << 30;
+const POST_INDEX: u32 = (1 << 30) - 1;
+
+/// Facts of a lane that never change.
+#[derive(Debug, Clone, Copy)]
+pub struct EngineConfig {
+    /// The lane's number.
+    pub lane: u16,
+    /// What to add to `now` to get nanoseconds since 1970.
+    pub unix_offset_ns: u64,
+    /// The pool.
+    pub pool: PoolShape,
+    /// Epoch of the pool.
+    pub pool_epoch: u32,
+    /// Settings at the start.
+    pub settings: Settings,
+    /// Their generation.
+    pub generation: u64,
+}
+
+/// What a turn came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Turn {
+    /// Something happened, or something waits that only another turn can find: do not sleep.
+    pub is_busy: bool,
+    /// The next deadline.
+    pub wake_at: Option<Nanos>,
+}
+
+/// The settings in the form that a lane uses.
+#[derive(Debug, Clone, Copy)]
+struct Active {
+    generation: u64,
+    send: Plan,
+    chunk_bytes: u64,
+    depth: u16,
+    latency_share: i64,
+    pressure_wait: Nanos,
+    deadline: Nanos,
+    quiesce_max: Nanos,
+}
+
+impl Active {
+    fn of(settings: &Settings, generation: u64) -> Self {
+        Self {
+            generation,
+            send: Plan::of(settings, generation, false),
+            chunk_bytes: settings.get(Setting::ChunkBytes),
+            depth: u16::try_from(settings.get(Setting::PipelineDepth)).unwrap_or(u16::MAX),
+            latency_share: i64::try_from(settings.get(Setting::LatencySharePercent)).unwrap_or(99),
+            pressure_wait: settings.get(Setting::PressureWaitUs) * 1000,
+            deadline: settings.get(Setting::DeadlineMs) * 1_000_000,
+            quiesce_max: settings.get(Setting::QuiesceMaxMs) * 1_000_000,
+        }
+    }
+}
+
+/// A lane's engine over fabric `F`, copy engine `C` and memory of rings `M`.
+#[derive(Debug)]
+pub struct Engine<'s, F, C, M> {
+    fabric: F,
+    copier: C,
+    config: EngineConfig,
+    active: Active,
+    flush_needed: bool,
+    write_bytes_max: u64,
+    observe: Observe<M>,
+    pool: Pool<'s>,
+
+    transfers: &'s mut [Transfer],
+    transfer_links: &'s mut [Link],
+    transfers_free: List,
+    transfers_stopping: List,
+    chunks: &'s mut [ChunkEntry],
+    chunk_links: &'s mut [Link],
+    chunks_free: List,
+    connections: &'s mut [Connection],
+    slots: &'s mut [u32],
+
+    inbound: &'s mut [Inbound],
+    demand_links: &'s mut [Link],
+    demands: List,
+    answer_links: &'s mut [Link],
+    answers: List,
+    blocks: &'s mut [BlockEntry],
+    block_links: &'s mut [Link],
+    copies_waiting: List,
+
+    regions: &'s mut [Region],
+    remotes: &'s mut [Remote],
+    sessions: &'s mut [Option<SessionParts<M>>],
+    session_queues: &'s mut [SessionQueue],
+    session_links: [&'s mut [Link]; CLASSES],
+    sessions_active: [List; CLASSES],
+    /// What the latency class has had above its share, in bytes times percent.
+    latency_balance: i64,
+    /// Visits since a chunk was last made: when all were visited in vain, the lane may sleep.
+    visits_in_vain: usize,
+    ports: &'s mut [Option<Port<M>>],
+    intake_next: usize,
+    ports_dirty: u64,
+    ports_to_wake: u64,
+    sessions_to_wake: [u64; SESSIONS_MAX / 64],
+    notices: Notices<'s, M>,
+
+    /// No timer is due before this.
+    timer_next: Nanos,
+    timer_scan: usize,
+    timer_found: Nanos,
+    connections_up: u32,
+    connections_unsettled: bool,
+    progressed: bool,
+}
+
+impl<'s, F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'s, F, C, M> {
+    /// Takes devices and memory.
+    ///
+    /// # Panics
+    /// If the tables have not the lengths that belong together; this is before the seal.
+    #[must_use]
+    pub fn new(
+        config: EngineConfig,
+        storage: Storage<'s, M>,
+        observe: Observe<M>,
+        fabric: F,
+        copier: C,
+    ) -> Self {
+        assert!(
+            storage.ports.len() <= 64 && storage.sessions.len() <= SESSIONS_MAX,
+            "too many ports or sessions"
+        );
+        assert!(
+            storage.inbound.len() == storage.connections.len() * usize::from(SLOTS_MAX),
+            "inbound table length"
+        );
+        assert!(storage.slots.len() == storage.inbound.len(), "slot table length");
+        assert!(storage.blocks.len() == config.pool.blocks(), "block table length");
+        let capabilities = fabric.capabilities();
+        let mut transfers_free = List::EMPTY;
+        storage.transfer_links.fill(Link::UNLINKED);
+        for index in 0..to_u32(storage.transfers.len()) {
+            transfers_free.push_back(storage.transfer_links, index);
+        }
+        let mut chunks_free = List::EMPTY;
+        storage.chunk_links.fill(Link::UNLINKED);
+        for index in 0..to_u32(storage.chunks.len()) {
+            chunks_free.push_back(storage.chunk_links, index);
+        }
+        storage.demand_links.fill(Link::UNLINKED);
+        storage.answer_links.fill(Link::UNLINKED);
+        storage.block_links.fill(Link::UNLINKED);
+        let session_links = storage.session_links.map(|links| {
+            links.fill(Link::UNLINKED);
+            links
+        });
+        Self {
+            flush_needed: capabilities.flush_needed,
+            write_bytes_max: u64::from(capabilities.write_bytes_max),
+            active: Active::of(&config.settings, config.generation),
+            pool: Pool::new(config.pool, storage.pool_links),
+            fabric,
+            copier,
+            config,
+            observe,
+            transfers: storage.transfers,
+            transfer_links: storage.transfer_links,
+            transfers_free,
+            transfers_stopping: List::EMPTY,
+            chunks: storage.chunks,
+            chunk_links: storage.chunk_links,
+            chunks_free,
+            connections: storage.connections,
+            slots: storage.slots,
+            inbound: storage.inbound,
+            demand_links: storage.demand_links,
+            demands: List::EMPTY,
+            answer_links: storage.answer_links,
+            answers: List::EMPTY,
+            blocks: storage.blocks,
+            block_links: storage.block_links,
+            copies_waiting: List::EMPTY,
+            regions: storage.regions,
+            remotes: storage.remotes,
+            sessions: storage.sessions,
+            session_queues: storage.session_queues,
+            session_links,
+            sessions_active: [List::EMPTY; CLASSES],
+            latency_balance: 0,
+            visits_in_vain: 0,
+            ports: storage.ports,
+            intake_next: 0,
+            ports_dirty: 0,
+            ports_to_wake: 0,
+            sessions_to_wake: [0; SESSIONS_MAX / 64],
+            notices: Notices::new(storage.notices),
+            timer_next: Nanos::MAX,
+            timer_scan: 0,
+            timer_found: Nanos::MAX,
+            connections_up: 0,
+            connections_unsettled: false,
+            progressed: false,
+        }
+    }
+
+    /// One turn. Bounded; call it again at once while it is busy.
+    pub fn turn(&mut self, now: Nanos) -> Turn {
+        self.progressed = false;
+        self.poll_fabric(now);
+        self.poll_copier(now);
+        self.intake(now);
+        self.schedule(now);
+        self.push_stopping(now);
+        self.push_inbound(now);
+        self.fabric.kick(now);
+        self.copier.kick(now);
+        self.push_connections(now);
+        self.publish_completions();
+        self.run_timers(now);
+        self.observe.add(Counter::Turns, 1);
+        if self.progressed {
+            self.observe.add(Counter::BusyTurns, 1);
+        }
+        let waits = self.sessions_active.iter().any(|list| !list.is_empty()) && !self.all_visited();
+        let is_busy = self.progressed || waits || !self.notices.is_empty() || self.copier.is_busy();
+        Turn { is_busy, wake_at: (self.timer_next != Nanos::MAX).then_some(self.timer_next) }
+    }
+
+    /// Whether no input waits: to be asked after the lane announced its sleep. Timers are in [`Turn::wake_at`].
+    #[must_use]
+    pub fn may_sleep(&self) -> bool {
+        let can_take = !self.transfers_free.is_empty();
+        let submissions = can_take
+            && self.ports.iter().flatten().any(|port| !port.is_closing && !port.parts.submissions.is_empty());
+        !submissions && self.notices.is_empty() && !self.copier.is_busy()
+    }
+
+    /// Uses a new snapshot for all transfers taken from now on.
+    pub fn apply(&mut self, settings: &Settings, generation: u64) {
+        self.active = Active::of(settings, generation);
+        self.observe.add(Counter::SnapshotsApplied, 1);
+        self.visits_in_vain = 0;
+    }
+
+    /// The next thing for the registrar.
+    pub fn next_notice(&mut self) -> Option<Notice<M>> {
+        self.notices.pop()
+    }
+
+    /// The bell word of the next client that sleeps and has to be woken (`FUTEX_WAKE` on its low half).
+    pub fn next_wake(&mut self) -> Option<&M> {
+        if let Some(port) = take_bit(core::slice::from_mut(&mut self.ports_to_wake)) {
+            self.observe.add(Counter::Wakes, 1);
+            return self.ports[port].as_ref().map(|port| port.parts.bell.memory());
+        }
+        let session = take_bit(&mut self.sessions_to_wake)?;
+        self.observe.add(Counter::Wakes, 1);
+        self.sessions[session].as_ref().map(|session| session.bell.memory())
+    }
+
+    /// The fabric, for attaching sockets and installing memory.
+    pub const fn fabric_mut(&mut self) -> &mut F {
+        &mut self.fabric
+    }
+
+    /// The fabric.
+    pub const fn fabric(&self) -> &F {
+        &self.fabric
+    }
+
+    /// The copy engine, for installing memory.
+    pub const fn copier_mut(&mut self) -> &mut C {
+        &mut self.copier
+    }
+
+    /// Where the engine writes what others look at.
+    pub const fn observe(&self) -> &Observe<M> {
+        &self.observe
+    }
+
+    /// Free staging blocks.
+    pub const fn pool(&self) -> &Pool<'s> {
+        &self.pool
+    }
+
+    /// Transfers in flight that this lane initiated.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.transfers.len() - self.transfers_free.count()
+    }
+
+    /// Connections that are up.
+    #[must_use]
+    pub const fn connections_up(&self) -> u32 {
+        self.connections_up
+    }
+
+    /// Inbound transfers that have not been answered.
+    #[must_use]
+    pub fn inbound_in_flight(&self) -> usize {
+        self.connections.iter().map(|connection| usize::from(connection.inbound)).sum()
+    }
+
+    fn poll_fabric(&mut self, now: Nanos) {
+        let mut events =
+            [FabricEvent::Done { connection: Default::default(), post: PostId(0), status: Code::Ok };
+                EVENTS_PER_TURN];
+        let count = self.fabric.poll(now, &mut events);
+        if count > 0 {
+            self.progress();
+        }
+        for event in &events[..count.min(EVENTS_PER_TURN)] {
+            match *event {
+                FabricEvent::Done { connection, post, status } => match post.0 & !POST_INDEX {
+                    POST_CHUNK_WRITE => self.chunk_written(post.0 & POST_INDEX, status, now),
+                    POST_FLUSH => self.inbound_flushed(post.0 & POST_INDEX, status, now),
+                    _ => debug_assert!(
+                        false,
+                        "a fabric gave back a post that it was not given: {connection:?}"
+                    ),
+                },
+                FabricEvent::Record { connection, record } => self.record_arrived(connection, &record, now),
+                FabricEvent::Refused { connection, slot, status } => {
+                    self.inbound_refused(connection, slot, status, now)
+                }
+                FabricEvent::Down { connection, cause } => self.connection_down(connection, cause, now),
+            }
+        }
+    }
+
+    fn poll_copier(&mut self, now: Nanos) {
+        let mut done = [CopyDone { post: PostId(0), status: Code::Ok }; EVENTS_PER_TURN];
+        let count = self.copier.poll(now, &mut done);
+        if count > 0 {
+            self.progress();
+        }
+        for copy in &done[..count.min(EVENTS_PER_TURN)] {
+            let index = copy.post.0 & POST_INDEX;
+            match copy.post.0 & !POST_INDEX {
+                POST_CHUNK_COPY => self.chunk_copied(index, copy.status, now),
+                POST_BLOCK_COPY => self.block_copied(index, copy.status, now),
+                _ => debug_assert!(false, "a copy engine gave back a post that it was not given"),
+            }
+        }
+    }
+
+    fn progress(&mut self) {
+        self.progressed = true;
+        self.visits_in_vain = 0;
+    }
+
+    fn event(&mut self, code: EventCode, cause: Code, first: u64, second: u64, now: Nanos) {
+        let entry = EventEntry {
+            event: code as u16,
+            severity: code.severity(),
+            code: cause.number(),
+            lane: self.config.lane + 1,
+            unix_ns: now.wrapping_add(self.config.unix_offset_ns),
+            first,
+            second,
+            text: [0; 16],
+        };
+        self.observe.events.append(&entry.encode());
+    }
+
+    /// The ticket of a transfer: lane, slot and generation.
+    fn ticket(&self, index: u32) -> u64 {
+        u64::from(self.config.lane) << 48
+            | u64::from(index & 0xffff) << 32
+            | u64::from(self.transfers[index as usize].generation)
+    }
+}
+
+/// Tables are far smaller than 2^32.
+#[expect(clippy::cast_possible_truncation, reason = "table lengths")]
+const fn to_u32(index: usize) -> u32 {
+    index as u32
+}
+
+/// Takes the lowest set bit.
+fn take_bit(words: &mut [u64]) -> Option<usize> {
+    let at = words.iter().position(|word| *word != 0)?;
+    let bit = words[at].trailing_zeros() as usize;
+    words[at] &= words[at] - 1;
+    Some(64 * at + bit)
+}
+
+const _: () = assert!(SIGNALS > 0 && BlockPhase::Home as u8 == 0 && Phase::Free as u8 == 0);
+const _: () = assert!(ConnectionPhase::Free as u8 == 0 && PortIndex(0).0 == 0);

@@ -1,0 +1,454 @@
+//! The initiator's side of a transfer: chunks, their copies and writes, FIN.
+
+use super::schedule::Visit;
+use super::{Engine, POST_CHUNK_COPY, POST_CHUNK_WRITE};
+use crate::list::List;
+use crate::pool::{PAGE_BYTES, Quota};
+use crate::port::{
+    ConnectionIndex, Copy, CopyEngine, Fabric, Key, Nanos, Place, PostError, PostId, RegionIndex,
+    RemotePlace, Write,
+};
+use crate::tables::{
+    ChunkEntry, ChunkPhase, ConnectionPhase, GRANTS_MAX, Phase, SMALL_CREDITS_MAX, Transfer,
+};
+use core::ops::Deref;
+use railhead_abi::observe::{Counter, EventCode};
+use railhead_abi::record::{Chunk, Demand, Fin, Record, SLOTS_MAX};
+use railhead_abi::submission::{LEG_DIRECT, LEG_STAGED, SIDE_FABRIC, SIDE_LOCAL};
+use railhead_abi::{Code, Reason};
+use railhead_ring::Word;
+
+/// Which leg of a transfer waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Waits {
+    /// For a send block of ours.
+    Send,
+    /// For a block of the peer.
+    Receive,
+    /// For something that another route would need, too.
+    Other,
+}
+
+impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
+    /// Does the next thing for a running transfer: a chunk, or FIN.
+    pub(super) fn visit(&mut self, index: u32, now: Nanos) -> Visit {
+        let transfer = &self.transfers[index as usize];
+        let at = usize::from(transfer.connection.0);
+        if self.connections[at].phase != ConnectionPhase::Up {
+            return Visit::Blocked;
+        }
+        if !Self::has_slot(transfer) && !self.take_slot(index) {
+            return Visit::Blocked;
+        }
+        let transfer = &self.transfers[index as usize];
+        if transfer.next_offset == transfer.submission.bytes {
+            return if transfer.chunks_unposted == 0 { self.send_fin(index, now) } else { Visit::Blocked };
+        }
+        match self.make_chunk(index, now) {
+            Ok(bytes) => {
+                self.transfers[index as usize].waiting_since = 0;
+                // A small transfer is whole in one visit.
+                let transfer = &self.transfers[index as usize];
+                if transfer.next_offset == transfer.submission.bytes && transfer.chunks_unposted == 0 {
+                    self.send_fin(index, now);
+                }
+                Visit::Made(bytes)
+            }
+            Err(waits) => self.wait(index, waits, now),
+        }
+    }
+
+    fn take_slot(&mut self, index: u32) -> bool {
+        let transfer = &mut self.transfers[index as usize];
+        let at = usize::from(transfer.connection.0);
+        let Some(slot) = self.connections[at].take_slot() else { return false };
+        transfer.slot = slot;
+        self.connections[at].sequence += 1;
+        transfer.sequence = self.connections[at].sequence;
+        self.slots[at * usize::from(SLOTS_MAX) + usize::from(slot)] = index;
+        self.fix_chunk_bytes(index);
+        true
+    }
+
+    /// Settles the size of a transfer's chunks: the same for all of them, whatever the settings become.
+    fn fix_chunk_bytes(&mut self, index: u32) {
+        let transfer = &mut self.transfers[index as usize];
+        let info = &self.connections[usize::from(transfer.connection.0)].info;
+        let mut bytes = self.active.chunk_bytes.min(self.write_bytes_max);
+        if transfer.send.staged {
+            bytes = bytes
+                .min(self.config.pool.block_bytes(Self::send_quota(self.config.pool.small_bytes, transfer)));
+        }
+        if transfer.receive.staged {
+            let small = transfer.submission.bytes <= info.small_bytes;
+            bytes = bytes.min(if small { info.small_bytes } else { info.large_bytes });
+        }
+        transfer.chunk_bytes = bytes.max(1);
+    }
+
+    /// The receive leg changed before the first chunk.
+    pub(super) fn replan_chunks(&mut self, index: u32) {
+        self.transfers[index as usize].waiting_since = 0;
+        self.fix_chunk_bytes(index);
+    }
+
+    const fn send_quota(small_bytes: u64, transfer: &Transfer) -> Quota {
+        if transfer.submission.bytes <= small_bytes { Quota::SmallSend } else { Quota::LargeSend }
+    }
+
+    /// Nothing could be done: after a while under pressure, a leg whose mode is auto goes direct.
+    fn wait(&mut self, index: u32, waits: Waits, now: Nanos) -> Visit {
+        let transfer = &mut self.transfers[index as usize];
+        if transfer.waiting_since == 0 {
+            transfer.waiting_since = now.max(1);
+            return Visit::Blocked;
+        }
+        let due = transfer.waiting_since.saturating_add(self.active.pressure_wait);
+        let leg = match waits {
+            Waits::Send => &mut transfer.send,
+            Waits::Receive => &mut transfer.receive,
+            Waits::Other => return Visit::Blocked,
+        };
+        // A transfer keeps its route from the first chunk on.
+        if now < due || !leg.is_free || transfer.chunks_total > 0 {
+            return Visit::Blocked;
+        }
+        leg.staged = false;
+        leg.is_free = false;
+        leg.reason = Reason::Pressure;
+        transfer.waiting_since = 0;
+        let bytes = transfer.submission.bytes;
+        self.fix_chunk_bytes(index);
+        self.observe.add(Counter::Pressure, 1);
+        self.event(EventCode::RoutePressure, Code::Ok, self.ticket(index), bytes, now);
+        Visit::Made(0)
+    }
+
+    /// Makes the next chunk of a transfer and sets it on its way.
+    fn make_chunk(&mut self, index: u32, now: Nanos) -> Result<u64, Waits> {
+        let transfer = &self.transfers[index as usize];
+        let at = usize::from(transfer.connection.0);
+        if transfer.chunks_open >= self.active.depth || self.chunks_free.is_empty() {
+            return Err(Waits::Other);
+        }
+        // What is ready goes first; a connection that takes no more gets no more chunks.
+        if !self.connections[at].ready.is_empty() {
+            self.post_ready(transfer.connection, now);
+            if !self.connections[at].ready.is_empty() {
+                return Err(Waits::Other);
+            }
+        }
+        let transfer = &self.transfers[index as usize];
+        let (send_staged, receive_staged) = (transfer.send.staged, transfer.receive.staged);
+        let is_small = transfer.submission.bytes <= self.connections[at].info.small_bytes;
+        let bytes = transfer.chunk_bytes.min(transfer.submission.bytes - transfer.next_offset);
+        if receive_staged && !self.has_credit(index, is_small) {
+            self.observe.add(Counter::CreditWaits, 1);
+            return Err(Waits::Receive);
+        }
+        let mut block = None;
+        if send_staged {
+            block = self
+                .pool
+                .take(Self::send_quota(self.config.pool.small_bytes, &self.transfers[index as usize]));
+            if block.is_none() {
+                self.observe.add(Counter::BlockWaits, 1);
+                return Err(Waits::Send);
+            }
+        }
+        let Some(chunk) = self.chunks_free.pop_front(self.chunk_links) else { return Err(Waits::Other) };
+        let transfer = &self.transfers[index as usize];
+        let from = Place {
+            region: RegionIndex(transfer.submission.local_index),
+            offset: transfer.submission.local_offset + transfer.next_offset,
+        };
+        let length = u32::try_from(bytes).unwrap_or(u32::MAX);
+        if let Some(block) = block {
+            let copy = Copy {
+                from,
+                to: self.pool.place(block),
+                bytes: length,
+                post: PostId(POST_CHUNK_COPY | chunk),
+            };
+            if self.copier.copy(&copy).is_err() {
+                self.observe.add(Counter::CopiesFull, 1);
+                self.pool.put(block);
+                self.chunks_free.push_front(self.chunk_links, chunk);
+                return Err(Waits::Other);
+            }
+            self.observe.add(Counter::CopyBytes, bytes);
+        }
+        let page = if receive_staged { self.take_credit(index, is_small) } else { None };
+        let transfer = &mut self.transfers[index as usize];
+        self.chunks[chunk as usize] = ChunkEntry {
+            phase: if block.is_some() { ChunkPhase::Copying } else { ChunkPhase::Ready },
+            transfer: index,
+            offset: transfer.next_offset,
+            bytes: length,
+            block,
+            page,
+            page_is_small: is_small,
+            is_done: false,
+            is_dropped: false,
+        };
+        transfer.next_offset += bytes;
+        transfer.chunks_open += 1;
+        transfer.chunks_unposted += 1;
+        transfer.chunks_total += 1;
+        let connection = transfer.connection;
+        self.observe.add(Counter::Chunks, 1);
+        if block.is_none() {
+            self.connections[at].ready.push_back(self.chunk_links, chunk);
+            self.post_ready(connection, now);
+        }
+        Ok(bytes)
+    }
+
+    /// Whether the next chunk has a block at the peer; asks for large ones when the transfer has not asked yet.
+    fn has_credit(&mut self, index: u32, is_small: bool) -> bool {
+        let transfer = &self.transfers[index as usize];
+        let connection = transfer.connection;
+        if is_small {
+            return self.connections[usize::from(connection.0)].small_credit_count > 0;
+        }
+        if transfer.grant_count > 0 {
+            return true;
+        }
+        if !transfer.demanded {
+            let depth = self.active.depth.min(GRANTS_MAX as u16);
+            let demand = Demand {
+                slot: transfer.slot,
+                chunk_bytes: u32::try_from(transfer.chunk_bytes).unwrap_or(u32::MAX),
+                depth,
+                chunks: transfer.submission.bytes.div_ceil(transfer.chunk_bytes),
+                plan_generation: transfer.plan_generation,
+                ..Demand::default()
+            };
+            if self.send_record(connection, &Record::Demand(demand)) {
+                let transfer = &mut self.transfers[index as usize];
+                transfer.demanded = true;
+                transfer.touched = true;
+                self.progress();
+            }
+        }
+        false
+    }
+
+    fn take_credit(&mut self, index: u32, is_small: bool) -> Option<u32> {
+        let transfer = &mut self.transfers[index as usize];
+        if !is_small {
+            return transfer.take_grant();
+        }
+        let connection = &mut self.connections[usize::from(transfer.connection.0)];
+        let count = connection.small_credit_count.checked_sub(1)?;
+        connection.small_credit_count = count;
+        Some(connection.small_credits[usize::from(count)])
+    }
+
+    /// Posts the chunks of a connection that are ready, in order, as far as the fabric takes them.
+    pub(super) fn post_ready(&mut self, connection: ConnectionIndex, now: Nanos) {
+        let at = usize::from(connection.0);
+        while let Some(chunk) = self.connections[at].ready.front() {
+            let entry = self.chunks[chunk as usize];
+            if entry.phase == ChunkPhase::Ready && entry.is_dropped {
+                self.connections[at].ready.remove(self.chunk_links, chunk);
+                self.drop_chunk(chunk, now);
+                continue;
+            }
+            if entry.phase == ChunkPhase::Ready && !self.post_write(connection, chunk, now) {
+                return;
+            }
+            if self.chunks[chunk as usize].phase == ChunkPhase::Owing
+                && !self.send_chunk_record(connection, chunk)
+            {
+                return;
+            }
+            self.connections[at].ready.remove(self.chunk_links, chunk);
+            self.transfers[entry.transfer as usize].chunks_unposted -= 1;
+            if self.chunks[chunk as usize].is_done {
+                self.free_chunk(chunk, now);
+            } else {
+                self.chunks[chunk as usize].phase = ChunkPhase::Posted;
+            }
+        }
+    }
+
+    /// Posts one chunk's write; false if the connection takes no more now.
+    fn post_write(&mut self, connection: ConnectionIndex, chunk: u32, now: Nanos) -> bool {
+        let entry = self.chunks[chunk as usize];
+        let transfer = &self.transfers[entry.transfer as usize];
+        let Some(remote) = self.remotes[transfer.remote as usize].info else {
+            debug_assert!(false, "a remote that is used went away");
+            return false;
+        };
+        let from = match entry.block {
+            Some(block) => self.pool.place(block),
+            None => Place {
+                region: RegionIndex(transfer.submission.local_index),
+                offset: transfer.submission.local_offset + entry.offset,
+            },
+        };
+        let epoch = self.connections[usize::from(connection.0)].info.pool_epoch;
+        let to = match entry.page {
+            Some(page) => RemotePlace { key: Key { index: 0, epoch }, offset: u64::from(page) * PAGE_BYTES },
+            None => RemotePlace { key: remote.key, offset: transfer.submission.remote_offset + entry.offset },
+        };
+        let write = Write {
+            from,
+            bytes: entry.bytes,
+            to,
+            slot: transfer.slot,
+            post: PostId(POST_CHUNK_WRITE | chunk),
+        };
+        match self.fabric.write(connection, &write) {
+            Ok(()) => {}
+            Err(PostError::Full) => {
+                self.observe.add(Counter::PostsFull, 1);
+                return false;
+            }
+            // `Down` follows and ends everything on this connection.
+            Err(PostError::Down) => return false,
+        }
+        let transfer = &mut self.transfers[entry.transfer as usize];
+        transfer.touched = true;
+        transfer.last_post_at = now;
+        if transfer.first_post_at == 0 {
+            transfer.first_post_at = now;
+        }
+        self.chunks[chunk as usize].phase =
+            if entry.page.is_some() { ChunkPhase::Owing } else { ChunkPhase::Posted };
+        true
+    }
+
+    fn send_chunk_record(&mut self, connection: ConnectionIndex, chunk: u32) -> bool {
+        let entry = self.chunks[chunk as usize];
+        let transfer = &self.transfers[entry.transfer as usize];
+        let (Some(remote), Some(page)) = (self.remotes[transfer.remote as usize].info, entry.page) else {
+            return false;
+        };
+        let record = Chunk {
+            slot: transfer.slot,
+            block: page,
+            region_index: remote.key.index,
+            region_epoch: remote.key.epoch,
+            bytes: entry.bytes,
+            offset: transfer.submission.remote_offset + entry.offset,
+            ..Chunk::default()
+        };
+        self.send_record(connection, &Record::Chunk(record))
+    }
+
+    fn send_fin(&mut self, index: u32, now: Nanos) -> Visit {
+        let transfer = &self.transfers[index as usize];
+        let connection = transfer.connection;
+        let Some(remote) = self.remotes[transfer.remote as usize].info else { return Visit::Blocked };
+        let fin = Fin {
+            slot: transfer.slot,
+            notify: transfer.submission.notify,
+            notify_index: transfer.submission.notify_index,
+            notify_value: transfer.submission.notify_value,
+            region_index: remote.key.index,
+            region_epoch: remote.key.epoch,
+            offset: transfer.submission.remote_offset,
+            bytes: transfer.submission.bytes,
+            receive_leg: if transfer.receive.staged { LEG_STAGED } else { LEG_DIRECT },
+            plan_generation: transfer.plan_generation,
+            sequence: transfer.sequence,
+            ..Fin::default()
+        };
+        if !self.send_record(connection, &Record::Fin(fin)) {
+            return Visit::Blocked;
+        }
+        self.make_unrunnable(index);
+        let transfer = &mut self.transfers[index as usize];
+        transfer.touched = true;
+        transfer.phase = Phase::AwaitAck;
+        transfer.last_post_at = now;
+        if transfer.first_post_at == 0 {
+            transfer.first_post_at = now;
+        }
+        Visit::Made(0)
+    }
+
+    /// A copy into a send block ended.
+    pub(super) fn chunk_copied(&mut self, chunk: u32, status: Code, now: Nanos) {
+        let entry = self.chunks[chunk as usize];
+        debug_assert!(entry.phase == ChunkPhase::Copying);
+        let index = entry.transfer;
+        if status != Code::Ok {
+            self.stop(index, status, SIDE_LOCAL, now);
+        }
+        let transfer = &self.transfers[index as usize];
+        if transfer.phase != Phase::Running {
+            self.drop_chunk(chunk, now);
+            return;
+        }
+        let connection = transfer.connection;
+        self.chunks[chunk as usize].phase = ChunkPhase::Ready;
+        self.connections[usize::from(connection.0)].ready.push_back(self.chunk_links, chunk);
+        self.post_ready(connection, now);
+    }
+
+    /// A posted write ended: its source may be reused.
+    pub(super) fn chunk_written(&mut self, chunk: u32, status: Code, now: Nanos) {
+        let entry = &mut self.chunks[chunk as usize];
+        let index = entry.transfer;
+        if let Some(block) = entry.block.take() {
+            self.pool.put(block);
+        }
+        match status {
+            // With a connection that ends, `Down` says what becomes of the transfer.
+            Code::Ok | Code::ConnectionReset => {}
+            Code::RegionLost => self.stop(index, status, SIDE_LOCAL, now),
+            _ => self.stop(index, Code::DeviceError, SIDE_FABRIC, now),
+        }
+        if self.chunks[chunk as usize].phase == ChunkPhase::Owing {
+            self.chunks[chunk as usize].is_done = true;
+        } else {
+            self.free_chunk(chunk, now);
+        }
+    }
+
+    /// Gives up a chunk that was not posted, with its block and credit.
+    pub(super) fn drop_chunk(&mut self, chunk: u32, now: Nanos) {
+        let entry = &mut self.chunks[chunk as usize];
+        let index = entry.transfer;
+        if let Some(block) = entry.block.take() {
+            self.pool.put(block);
+        }
+        let small = entry.page.filter(|_| entry.page_is_small);
+        self.transfers[index as usize].chunks_unposted -= 1;
+        let connection = &mut self.connections[usize::from(self.transfers[index as usize].connection.0)];
+        if let Some(page) = small
+            && connection.phase == ConnectionPhase::Up
+            && usize::from(connection.small_credit_count) < SMALL_CREDITS_MAX
+        {
+            connection.small_credits[usize::from(connection.small_credit_count)] = page;
+            connection.small_credit_count += 1;
+        }
+        self.free_chunk(chunk, now);
+    }
+
+    fn free_chunk(&mut self, chunk: u32, now: Nanos) {
+        let index = self.chunks[chunk as usize].transfer;
+        self.chunks[chunk as usize] = ChunkEntry::default();
+        self.chunks_free.push_front(self.chunk_links, chunk);
+        self.transfers[index as usize].chunks_open -= 1;
+        self.settle(index, now);
+    }
+
+    /// Takes everything out of a connection's queue; the connection is down.
+    pub(super) fn drop_ready(&mut self, connection: ConnectionIndex, now: Nanos) {
+        let at = usize::from(connection.0);
+        while let Some(chunk) = self.connections[at].ready.pop_front(self.chunk_links) {
+            if self.chunks[chunk as usize].phase == ChunkPhase::Owing {
+                // Written, and its end has come: the fabric ends all posts before it says `Down`.
+                self.transfers[self.chunks[chunk as usize].transfer as usize].chunks_unposted -= 1;
+                self.free_chunk(chunk, now);
+            } else {
+                self.drop_chunk(chunk, now);
+            }
+        }
+        self.connections[at].ready = List::EMPTY;
+    }
+}
