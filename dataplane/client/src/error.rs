@@ -13,7 +13,7 @@ use railhead_shm::socket::SocketError;
 /// Why a call on a session failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum Error {
+pub enum SessionError {
     /// An argument cannot be right, whatever the dataplane says.
     #[error("{argument}: {problem}; {}", code.remedy())]
     Argument {
@@ -104,7 +104,7 @@ pub enum Error {
     },
 }
 
-impl Error {
+impl SessionError {
     /// The stable code.
     #[must_use]
     pub const fn code(&self) -> Code {

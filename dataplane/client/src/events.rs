@@ -10,7 +10,7 @@ use railhead_abi::submission::SessionEvent;
 use railhead_ring::{Bell, Consumer, Corrupt};
 use railhead_shm::{Words, futex};
 
-use crate::error::Error;
+use crate::error::SessionError;
 use crate::port::SLEEP_MAX;
 use crate::session::Shared;
 
@@ -31,8 +31,8 @@ pub struct Events {
 }
 
 impl Events {
-    pub(crate) fn new(shared: Arc<Shared>) -> Result<Self, Error> {
-        let broken = |_| Error::Answer { what: "an event ring is not empty" };
+    pub(crate) fn new(shared: Arc<Shared>) -> Result<Self, SessionError> {
+        let broken = |_| SessionError::Answer { what: "an event ring is not empty" };
         let mut rings = Vec::new();
         for lane in 0..shared.shape().lanes {
             let words = shared.words(shared.shape().events(lane), SessionShape::EVENT_RING_WORDS)?;
@@ -76,19 +76,19 @@ impl Events {
     /// Waits until there is an event to poll; true if there is.
     ///
     /// # Errors
-    /// [`Error::DataplaneLost`] when none is left and none will come.
-    pub fn wait(&mut self, timeout: Duration) -> Result<bool, Error> {
+    /// [`SessionError::DataplaneLost`] when none is left and none will come.
+    pub fn wait(&mut self, timeout: Duration) -> Result<bool, SessionError> {
         self.sleep_until(timeout, |events| events.rings.iter().any(|ring| !ring.is_empty()))
     }
 
     /// Waits until signal word `index` has reached `value` (counted with wrap-around); true if it has.
     ///
     /// # Errors
-    /// [`Error::Argument`] if there is no such word; [`Error::DataplaneLost`].
-    pub fn wait_signal(&mut self, index: usize, value: u64, timeout: Duration) -> Result<bool, Error> {
+    /// [`SessionError::Argument`] if there is no such word; [`SessionError::DataplaneLost`].
+    pub fn wait_signal(&mut self, index: usize, value: u64, timeout: Duration) -> Result<bool, SessionError> {
         if self.shared.signal(index).is_none() {
             let problem = format!("there is no signal word {index}");
-            return Err(Error::argument("index", railhead_abi::Code::NotificationUnknown, problem));
+            return Err(SessionError::argument("index", railhead_abi::Code::NotificationUnknown, problem));
         }
         self.sleep_until(timeout, |events| {
             let now = events.shared.signal(index).unwrap_or_default();
@@ -96,7 +96,11 @@ impl Events {
         })
     }
 
-    fn sleep_until(&mut self, timeout: Duration, ready: impl Fn(&Self) -> bool) -> Result<bool, Error> {
+    fn sleep_until(
+        &mut self,
+        timeout: Duration,
+        ready: impl Fn(&Self) -> bool,
+    ) -> Result<bool, SessionError> {
         let start = Instant::now();
         loop {
             if ready(self) {
@@ -109,7 +113,7 @@ impl Events {
             }
             if self.shared.look() {
                 // What came before the end can still be taken.
-                return if ready(self) { Ok(true) } else { Err(Error::DataplaneLost) };
+                return if ready(self) { Ok(true) } else { Err(SessionError::DataplaneLost) };
             }
             let Some(rest) = timeout.checked_sub(elapsed).filter(|rest| !rest.is_zero()) else {
                 return Ok(false);

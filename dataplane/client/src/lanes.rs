@@ -10,7 +10,7 @@ use railhead_shm::memfd;
 use railhead_shm::{MapError, Word};
 use rustix::mm::{MapFlags, ProtFlags};
 
-use crate::error::Error;
+use crate::error::SessionError;
 
 const PAGE_BYTES: usize = LANES_PAGE_WORDS * size_of::<Word>();
 
@@ -26,12 +26,12 @@ unsafe impl Sync for LanesPage {}
 
 impl LanesPage {
     /// Maps the page that came with the welcome.
-    pub(crate) fn map(file: impl AsFd) -> Result<Self, Error> {
-        let refused = |source| Error::Map { what: "the lanes' page", source };
+    pub(crate) fn map(file: impl AsFd) -> Result<Self, SessionError> {
+        let refused = |source| SessionError::Map { what: "the lanes' page", source };
         memfd::require_seals(&file).map_err(|error| refused(error.into()))?;
         let facts = memfd::facts(&file).map_err(|error| refused(error.into()))?;
         if facts.bytes < PAGE_BYTES as u64 || facts.hugetlb {
-            return Err(Error::Answer { what: "the lanes' page has the wrong size" });
+            return Err(SessionError::Answer { what: "the lanes' page has the wrong size" });
         }
         // SAFETY: a new mapping at an address of the kernel's choice touches no memory that exists.
         let start = unsafe {

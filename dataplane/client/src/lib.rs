@@ -46,7 +46,7 @@ mod region;
 mod session;
 mod write;
 
-pub use error::{Error, Failure, outcome};
+pub use error::{Failure, SessionError, outcome};
 pub use events::Events;
 pub use port::Port;
 pub use railhead_abi::Code;

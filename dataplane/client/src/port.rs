@@ -12,7 +12,7 @@ use railhead_ring::{Bell, Consumer, Full, Producer};
 use railhead_shm::{Words, futex};
 
 use crate::cookies::Cookies;
-use crate::error::Error;
+use crate::error::SessionError;
 use crate::session::Shared;
 use crate::write::Write;
 
@@ -48,11 +48,11 @@ pub struct Port {
 }
 
 impl Port {
-    pub(crate) fn new(shared: Arc<Shared>, index: usize) -> Result<Self, Error> {
+    pub(crate) fn new(shared: Arc<Shared>, index: usize) -> Result<Self, SessionError> {
         let shape: SessionShape = *shared.shape();
         let first = shape.port(index);
         let part = |offset: usize, count: usize| shared.words(first + offset, count);
-        let broken = |_| Error::Answer { what: "a port's rings are not empty" };
+        let broken = |_| SessionError::Answer { what: "a port's rings are not empty" };
         let bell_words = part(SessionShape::PORT_BELL, LINE_WORDS)?;
         let submissions = part(SessionShape::PORT_SUBMISSIONS, shape.submission_ring_words())?;
         let completions = part(shape.port_completions(), shape.completion_ring_words())?;

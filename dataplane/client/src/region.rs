@@ -7,7 +7,7 @@ use railhead_abi::frame::{ACCESS_READ, ACCESS_WRITE};
 use railhead_shm::memfd::{self, HUGE_PAGE_BYTES, Huge, MemfdError};
 use railhead_shm::{Access, Mapping, OutOfRange, OwnedSpan};
 
-use crate::error::Error;
+use crate::error::SessionError;
 use crate::session::{Session, check_grant, check_name};
 use crate::write::RegionHandle;
 
@@ -61,16 +61,16 @@ impl Default for RegionOptions<'_> {
 }
 
 impl RegionOptions<'_> {
-    fn check(&self) -> Result<(), Error> {
+    fn check(&self) -> Result<(), SessionError> {
         if self.bytes == 0 {
-            return Err(Error::argument("bytes", Code::RegionSize, "a region of no bytes"));
+            return Err(SessionError::argument("bytes", Code::RegionSize, "a region of no bytes"));
         }
         if !self.name.is_empty() {
             check_name("name", self.name)?;
         }
         check_grant(self.grant)?;
         if self.name.is_empty() && !self.grant.is_empty() {
-            return Err(Error::argument(
+            return Err(SessionError::argument(
                 "grant",
                 Code::NameInvalid,
                 "a region without a name cannot be granted",
@@ -78,7 +78,7 @@ impl RegionOptions<'_> {
         }
         if self.access == 0 || self.access & !(ACCESS_READ | ACCESS_WRITE) != 0 {
             let problem = format!("{:#x} is not ACCESS_READ, ACCESS_WRITE or both", self.access);
-            return Err(Error::argument("access", Code::Unsupported, problem));
+            return Err(SessionError::argument("access", Code::Unsupported, problem));
         }
         Ok(())
     }
@@ -98,7 +98,7 @@ pub struct Region {
 }
 
 impl Region {
-    pub(crate) fn create(session: &Session, options: &RegionOptions<'_>) -> Result<Self, Error> {
+    pub(crate) fn create(session: &Session, options: &RegionOptions<'_>) -> Result<Self, SessionError> {
         options.check()?;
         let (file, step_down) = create_file(options)?;
         let mut region = Self::of_file(session, file, 0, options)?;
@@ -111,20 +111,20 @@ impl Region {
         file: OwnedFd,
         offset: u64,
         options: &RegionOptions<'_>,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self, SessionError> {
         options.check()?;
         let what = "the region";
-        let mapping =
-            Mapping::of_sealed(&file, Access::ReadWrite).map_err(|source| Error::Map { what, source })?;
+        let mapping = Mapping::of_sealed(&file, Access::ReadWrite)
+            .map_err(|source| SessionError::Map { what, source })?;
         if !offset.is_multiple_of(mapping.page_bytes() as u64) {
             let problem =
                 format!("{offset} is not a multiple of the file's pages of {} bytes", mapping.page_bytes());
-            return Err(Error::argument("offset", Code::RegionSize, problem));
+            return Err(SessionError::argument("offset", Code::RegionSize, problem));
         }
         let span = mapping
             .span()
             .part(offset, options.bytes)
-            .map_err(|error| Error::argument("bytes", Code::RegionSize, error.to_string()))?;
+            .map_err(|error| SessionError::argument("bytes", Code::RegionSize, error.to_string()))?;
         let handle = session.register(file.as_fd(), offset, options)?;
         Ok(Self {
             session: session.clone(),
@@ -200,15 +200,15 @@ impl Region {
     /// Deregisters and unmaps it. Transfers that use it must have completed.
     ///
     /// # Errors
-    /// [`Error::Refused`] with `region_busy`: wait for completions, then try again with [`Session::deregister`];
-    /// [`Error::DataplaneLost`].
-    pub fn release(self) -> Result<(), Error> {
+    /// [`SessionError::Refused`] with `region_busy`: wait for completions, then try again with [`Session::deregister`];
+    /// [`SessionError::DataplaneLost`].
+    pub fn release(self) -> Result<(), SessionError> {
         self.session.deregister(self.handle)
     }
 }
 
 /// Makes and populates the memory file: a shortage is an error here, not a SIGBUS later.
-fn create_file(options: &RegionOptions<'_>) -> Result<(OwnedFd, Option<StepDown>), Error> {
+fn create_file(options: &RegionOptions<'_>) -> Result<(OwnedFd, Option<StepDown>), SessionError> {
     let bytes = options.bytes;
     let make = |huge| {
         let file = memfd::create("railhead-region", bytes, huge)?;
@@ -217,7 +217,7 @@ fn create_file(options: &RegionOptions<'_>) -> Result<(OwnedFd, Option<StepDown>
     };
     let step_down = match options.pages {
         Pages::REQUIRE_HUGE => {
-            let file = make(Huge::Default2M).map_err(|source| Error::Hugepages { bytes, source })?;
+            let file = make(Huge::Default2M).map_err(|source| SessionError::Hugepages { bytes, source })?;
             return Ok((file, None));
         }
         Pages::BASE => None,
@@ -227,12 +227,12 @@ fn create_file(options: &RegionOptions<'_>) -> Result<(OwnedFd, Option<StepDown>
             Err(error) => Some(StepDown::Unavailable(error)),
         },
         Pages(other) => {
-            return Err(Error::argument(
+            return Err(SessionError::argument(
                 "pages",
                 Code::Unsupported,
                 format!("{other} is none of Pages' values"),
             ));
         }
     };
-    Ok((make(Huge::No).map_err(|source| Error::Memory { bytes, source })?, step_down))
+    Ok((make(Huge::No).map_err(|source| SessionError::Memory { bytes, source })?, step_down))
 }

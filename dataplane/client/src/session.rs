@@ -21,7 +21,7 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::fs::OFlags;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 
-use crate::error::Error;
+use crate::error::SessionError;
 use crate::events::Events;
 use crate::lanes::LanesPage;
 use crate::port::Port;
@@ -56,17 +56,25 @@ impl Default for AttachOptions<'_> {
 }
 
 impl AttachOptions<'_> {
-    fn check(&self) -> Result<(), Error> {
+    fn check(&self) -> Result<(), SessionError> {
         if !self.name.is_empty() && !is_name(self.name) {
-            return Err(Error::argument("name", Code::NameInvalid, format!("{:?} is not a name", self.name)));
+            return Err(SessionError::argument(
+                "name",
+                Code::NameInvalid,
+                format!("{:?} is not a name", self.name),
+            ));
         }
         if self.ports as usize > LANES_MAX * PORTS_PER_LANE_MAX {
-            return Err(Error::argument("ports", Code::PortsFull, format!("{} are too many", self.ports)));
+            return Err(SessionError::argument(
+                "ports",
+                Code::PortsFull,
+                format!("{} are too many", self.ports),
+            ));
         }
         if self.entries != 0 && (!self.entries.is_power_of_two() || self.entries as usize > PORT_ENTRIES_MAX)
         {
             let problem = format!("{} is not a power of two up to {PORT_ENTRIES_MAX}", self.entries);
-            return Err(Error::argument("entries", Code::QuotaExceeded, problem));
+            return Err(SessionError::argument("entries", Code::QuotaExceeded, problem));
         }
         Ok(())
     }
@@ -112,18 +120,18 @@ impl Session {
     /// Attaches to the dataplane that listens at `path`.
     ///
     /// # Errors
-    /// [`Error::Argument`], [`Error::Absent`], [`Error::Version`], [`Error::Refused`], or what stands in [`Error`] for answers
+    /// [`SessionError::Argument`], [`SessionError::Absent`], [`SessionError::Version`], [`SessionError::Refused`], or what stands in [`SessionError`] for answers
     /// that are wrong or do not come.
-    pub fn attach(path: impl AsRef<Path>, options: &AttachOptions<'_>) -> Result<Self, Error> {
+    pub fn attach(path: impl AsRef<Path>, options: &AttachOptions<'_>) -> Result<Self, SessionError> {
         options.check()?;
         let path = path.as_ref();
-        let connection =
-            socket::connect(path).map_err(|source| Error::Absent { path: PathBuf::from(path), source })?;
+        let connection = socket::connect(path)
+            .map_err(|source| SessionError::Absent { path: PathBuf::from(path), source })?;
         for which in [Timeout::Recv, Timeout::Send] {
             // A timeout of zero would mean none at all.
             let timeout = options.timeout.max(Duration::from_millis(1));
             set_socket_timeout(&connection, which, Some(timeout)).map_err(|errno| {
-                Error::Socket(SocketError::System { call: "setsockopt(SO_RCVTIMEO)", errno })
+                SessionError::Socket(SocketError::System { call: "setsockopt(SO_RCVTIMEO)", errno })
             })?;
         }
         let line =
@@ -131,7 +139,7 @@ impl Session {
         let hello = Hello { name: name_words(options.name), ports: options.ports, entries: options.entries };
         let (answer, fds) = line.request(&Frame::Hello(hello), &[])?;
         let Frame::Welcome(welcome) = answer else {
-            return Err(Error::Answer { what: "it does not follow the hello" });
+            return Err(SessionError::Answer { what: "it does not follow the hello" });
         };
         Ok(Self { shared: Arc::new(Shared::new(line, &welcome, fds)?) })
     }
@@ -204,8 +212,8 @@ impl Session {
     /// Makes memory, maps it and registers it.
     ///
     /// # Errors
-    /// [`Error::Argument`], [`Error::Memory`], [`Error::Hugepages`], [`Error::Map`], [`Error::Refused`], [`Error::DataplaneLost`].
-    pub fn create_region(&self, options: &RegionOptions<'_>) -> Result<Region, Error> {
+    /// [`SessionError::Argument`], [`SessionError::Memory`], [`SessionError::Hugepages`], [`SessionError::Map`], [`SessionError::Refused`], [`SessionError::DataplaneLost`].
+    pub fn create_region(&self, options: &RegionOptions<'_>) -> Result<Region, SessionError> {
         Region::create(self, options)
     }
 
@@ -219,16 +227,16 @@ impl Session {
         file: OwnedFd,
         offset: u64,
         options: &RegionOptions<'_>,
-    ) -> Result<Region, Error> {
+    ) -> Result<Region, SessionError> {
         Region::of_file(self, file, offset, options)
     }
 
     /// Opens the region `region` of the peer `node`; `self` or this node's own name is this node.
     ///
     /// # Errors
-    /// [`Error::Argument`]; [`Error::Refused`] with `peer_unknown`, `peer_not_connected`, `region_unknown` or
-    /// `grant_missing`; [`Error::DataplaneLost`].
-    pub fn open(&self, node: &str, region: &str) -> Result<Remote, Error> {
+    /// [`SessionError::Argument`]; [`SessionError::Refused`] with `peer_unknown`, `peer_not_connected`, `region_unknown` or
+    /// `grant_missing`; [`SessionError::DataplaneLost`].
+    pub fn open(&self, node: &str, region: &str) -> Result<Remote, SessionError> {
         check_name("node", node)?;
         check_name("region", region)?;
         let open = Open { node: name_words(node), region: name_words(region), access: ACCESS_WRITE };
@@ -239,23 +247,23 @@ impl Session {
                 peer: handle.peer,
                 owner: handle.session,
             }),
-            _ => Err(Error::Answer { what: "it does not follow the open" }),
+            _ => Err(SessionError::Answer { what: "it does not follow the open" }),
         }
     }
 
     /// Gives a remote handle back. Transfers that use it must have completed.
     ///
     /// # Errors
-    /// [`Error::Refused`] with `remote_handle_stale` or `region_busy`; [`Error::DataplaneLost`].
-    pub fn close(&self, remote: RemoteHandle) -> Result<(), Error> {
+    /// [`SessionError::Refused`] with `remote_handle_stale` or `region_busy`; [`SessionError::DataplaneLost`].
+    pub fn close(&self, remote: RemoteHandle) -> Result<(), SessionError> {
         self.shared.line.release(Release { index: remote.index, generation: remote.generation, remote: 1 })
     }
 
     /// Deregisters a region. Transfers that use it must have completed; peers that hold it are told first.
     ///
     /// # Errors
-    /// [`Error::Refused`] with `local_handle_stale` or `region_busy`; [`Error::DataplaneLost`].
-    pub fn deregister(&self, region: RegionHandle) -> Result<(), Error> {
+    /// [`SessionError::Refused`] with `local_handle_stale` or `region_busy`; [`SessionError::DataplaneLost`].
+    pub fn deregister(&self, region: RegionHandle) -> Result<(), SessionError> {
         self.shared.line.release(Release { index: region.index, generation: region.generation, remote: 0 })
     }
 
@@ -270,7 +278,7 @@ impl Session {
         file: BorrowedFd<'_>,
         offset: u64,
         options: &RegionOptions<'_>,
-    ) -> Result<Handle, Error> {
+    ) -> Result<Handle, SessionError> {
         let register = Register {
             offset,
             bytes: options.bytes,
@@ -280,16 +288,16 @@ impl Session {
         };
         match self.shared.line.request(&Frame::Register(register), &[file])? {
             (Frame::Registered(handle), _) => Ok(handle),
-            _ => Err(Error::Answer { what: "it does not follow the registration" }),
+            _ => Err(SessionError::Answer { what: "it does not follow the registration" }),
         }
     }
 }
 
-pub(crate) fn check_name(argument: &'static str, name: &str) -> Result<(), Error> {
+pub(crate) fn check_name(argument: &'static str, name: &str) -> Result<(), SessionError> {
     if is_name(name) {
         return Ok(());
     }
-    Err(Error::argument(
+    Err(SessionError::argument(
         argument,
         Code::NameInvalid,
         format!("{name:?} is not a name of 1 to {NAME_BYTES_MAX} bytes"),
@@ -297,7 +305,7 @@ pub(crate) fn check_name(argument: &'static str, name: &str) -> Result<(), Error
 }
 
 /// A grant is empty, `*`, `NODE/*` or `NODE/NAME`.
-pub(crate) fn check_grant(grant: &str) -> Result<(), Error> {
+pub(crate) fn check_grant(grant: &str) -> Result<(), SessionError> {
     if grant.is_empty() || grant == "*" {
         return Ok(());
     }
@@ -305,7 +313,7 @@ pub(crate) fn check_grant(grant: &str) -> Result<(), Error> {
         grant.split_once('/').is_some_and(|(node, name)| is_name(node) && (name == "*" || is_name(name)));
     if !sound || grant.len() > GRANT_BYTES_MAX {
         let problem = format!("{grant:?} is not NODE/NAME, NODE/* or * of at most {GRANT_BYTES_MAX} bytes");
-        return Err(Error::argument("grant", Code::NameInvalid, problem));
+        return Err(SessionError::argument("grant", Code::NameInvalid, problem));
     }
     Ok(())
 }
@@ -322,13 +330,13 @@ struct Line {
 }
 
 impl Line {
-    fn request(&self, frame: &Frame, fds: &[BorrowedFd<'_>]) -> Result<(Frame, Vec<OwnedFd>), Error> {
+    fn request(&self, frame: &Frame, fds: &[BorrowedFd<'_>]) -> Result<(Frame, Vec<OwnedFd>), SessionError> {
         let mut in_step = lock(&self.in_step);
         if self.is_lost() {
-            return Err(Error::DataplaneLost);
+            return Err(SessionError::DataplaneLost);
         }
         if !*in_step {
-            return Err(Error::TimedOut(self.timeout));
+            return Err(SessionError::TimedOut(self.timeout));
         }
         let (bytes, count) = frame.encode(VERSION);
         // Out of step until the whole exchange is over, whichever way this function is left.
@@ -343,27 +351,27 @@ impl Line {
         let answer = answer.map_err(|error| self.failed(error))?;
         *in_step = true;
         match Frame::decode(VERSION, &buffer[..answer.bytes]) {
-            Ok(Frame::Refused(refused)) => Err(Error::refused(&refused)),
+            Ok(Frame::Refused(refused)) => Err(SessionError::refused(&refused)),
             Ok(frame) => Ok((frame, answer.fds)),
-            Err(code) => Err(Error::Version { code }),
+            Err(code) => Err(SessionError::Version { code }),
         }
     }
 
-    fn release(&self, release: Release) -> Result<(), Error> {
+    fn release(&self, release: Release) -> Result<(), SessionError> {
         match self.request(&Frame::Release(release), &[])? {
             (Frame::Released(_), _) => Ok(()),
-            _ => Err(Error::Answer { what: "it does not follow the release" }),
+            _ => Err(SessionError::Answer { what: "it does not follow the release" }),
         }
     }
 
-    fn failed(&self, error: SocketError) -> Error {
+    fn failed(&self, error: SocketError) -> SessionError {
         match error {
             SocketError::Closed => {
                 self.lost.store_release(1);
-                Error::DataplaneLost
+                SessionError::DataplaneLost
             }
-            SocketError::NotReady => Error::TimedOut(self.timeout),
-            error => Error::Socket(error),
+            SocketError::NotReady => SessionError::TimedOut(self.timeout),
+            error => SessionError::Socket(error),
         }
     }
 
@@ -413,7 +421,7 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    fn new(line: Line, welcome: &Welcome, fds: Vec<OwnedFd>) -> Result<Self, Error> {
+    fn new(line: Line, welcome: &Welcome, fds: Vec<OwnedFd>) -> Result<Self, SessionError> {
         let shape = SessionShape {
             lanes: welcome.lanes as usize,
             ports: welcome.ports as usize,
@@ -421,11 +429,11 @@ impl Shared {
         };
         check_shape(&shape, welcome)?;
         if fds.len() != 2 + shape.lanes {
-            return Err(Error::Answer { what: "the welcome carries the wrong number of descriptors" });
+            return Err(SessionError::Answer { what: "the welcome carries the wrong number of descriptors" });
         }
         let mut fds = fds.into_iter();
         let (Some(memory), Some(lanes_page)) = (fds.next(), fds.next()) else {
-            return Err(Error::Answer { what: "the welcome carries no memory" });
+            return Err(SessionError::Answer { what: "the welcome carries no memory" });
         };
         let bells: Vec<OwnedFd> = fds.collect();
         for bell in &bells {
@@ -449,8 +457,10 @@ impl Shared {
     }
 
     /// A part of the session memory; attach checked that the shape lies inside.
-    pub(crate) fn words(&self, first: usize, count: usize) -> Result<Words, Error> {
-        self.memory.part(first, count).map_err(|_| Error::Answer { what: "the session memory is too small" })
+    pub(crate) fn words(&self, first: usize, count: usize) -> Result<Words, SessionError> {
+        self.memory
+            .part(first, count)
+            .map_err(|_| SessionError::Answer { what: "the session memory is too small" })
     }
 
     /// Makes the lane look at what was published before, if it sleeps. Never blocks.
@@ -484,8 +494,8 @@ impl Shared {
     }
 }
 
-fn check_shape(shape: &SessionShape, welcome: &Welcome) -> Result<(), Error> {
-    let wrong = |what| Err(Error::Answer { what });
+fn check_shape(shape: &SessionShape, welcome: &Welcome) -> Result<(), SessionError> {
+    let wrong = |what| Err(SessionError::Answer { what });
     if shape.lanes == 0 || shape.lanes > LANES_MAX {
         return wrong("it names an impossible number of lanes");
     }
@@ -502,11 +512,11 @@ fn check_shape(shape: &SessionShape, welcome: &Welcome) -> Result<(), Error> {
 }
 
 /// Maps the session memory and checks that its header says what the welcome said.
-fn map_session(memory: OwnedFd, shape: &SessionShape, incarnation: u64) -> Result<Words, Error> {
+fn map_session(memory: OwnedFd, shape: &SessionShape, incarnation: u64) -> Result<Words, SessionError> {
     let what = "the session memory";
     let mapping =
-        Mapping::of_sealed(memory, Access::ReadWrite).map_err(|source| Error::Map { what, source })?;
-    let words = mapping.words(0, shape.words()).map_err(|source| Error::Map { what, source })?;
+        Mapping::of_sealed(memory, Access::ReadWrite).map_err(|source| SessionError::Map { what, source })?;
+    let words = mapping.words(0, shape.words()).map_err(|source| SessionError::Map { what, source })?;
     let header = SessionHeader::decode(&core::array::from_fn(|at| words[at].load_acquire()));
     let expected = SessionHeader {
         magic: SESSION_MAGIC,
@@ -521,7 +531,7 @@ fn map_session(memory: OwnedFd, shape: &SessionShape, incarnation: u64) -> Resul
         && header.ports as usize == shape.ports
         && header.entries as usize == shape.entries;
     if header != expected || !same_shape {
-        return Err(Error::Answer {
+        return Err(SessionError::Answer {
             what: "the header of the session memory does not agree with the welcome",
         });
     }
@@ -529,8 +539,8 @@ fn map_session(memory: OwnedFd, shape: &SessionShape, incarnation: u64) -> Resul
 }
 
 /// A full eventfd must make a ring fail, not sleep. The flag belongs to the open file, which the dataplane shares.
-fn keep_from_blocking(bell: &OwnedFd) -> Result<(), Error> {
-    let refused = |errno| Error::Socket(SocketError::System { call: "fcntl(O_NONBLOCK)", errno });
+fn keep_from_blocking(bell: &OwnedFd) -> Result<(), SessionError> {
+    let refused = |errno| SessionError::Socket(SocketError::System { call: "fcntl(O_NONBLOCK)", errno });
     let flags = rustix::fs::fcntl_getfl(bell.as_fd()).map_err(refused)?;
     if flags.contains(OFlags::NONBLOCK) {
         return Ok(());

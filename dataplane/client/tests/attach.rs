@@ -5,9 +5,9 @@ mod fake;
 use std::time::{Duration, Instant};
 
 use fake::{Command, Fake, Wrong};
-use railhead_client::{AttachOptions, Code, Error, Session};
+use railhead_client::{AttachOptions, Code, Session, SessionError};
 
-fn attach(fake: &Fake) -> Result<Session, Error> {
+fn attach(fake: &Fake) -> Result<Session, SessionError> {
     Session::attach(fake.path("a"), &AttachOptions::default())
 }
 
@@ -47,7 +47,7 @@ fn a_refusal_is_passed_on_with_cause_and_remedy() {
     fake.tell(Command::Refuse(Code::NotPermitted, "uid 1000"));
     let error = attach(&fake).unwrap_err();
     assert!(
-        matches!(&error, Error::Refused { code: Code::NotPermitted, detail, .. } if detail == "uid 1000")
+        matches!(&error, SessionError::Refused { code: Code::NotPermitted, detail, .. } if detail == "uid 1000")
     );
     let text = error.to_string();
     assert!(text.contains("uid 1000") && text.contains(Code::NotPermitted.remedy()), "{text}");
@@ -59,7 +59,7 @@ fn another_version_is_told_apart() {
     let fake = Fake::single();
     fake.tell(Command::OtherVersion);
     let error = attach(&fake).unwrap_err();
-    assert!(matches!(error, Error::Version { code: Code::VersionMismatch }), "{error}");
+    assert!(matches!(error, SessionError::Version { code: Code::VersionMismatch }), "{error}");
 }
 
 #[test]
@@ -68,7 +68,7 @@ fn a_wrong_welcome_is_refused() {
     for wrong in [Wrong::Descriptors, Wrong::Lanes, Wrong::Entries, Wrong::Incarnation] {
         fake.tell(Command::WrongWelcome(wrong));
         let error = attach(&fake).unwrap_err();
-        assert!(matches!(error, Error::Answer { .. }), "{wrong:?}: {error}");
+        assert!(matches!(error, SessionError::Answer { .. }), "{wrong:?}: {error}");
     }
     attach(&fake).unwrap();
 }
@@ -84,7 +84,7 @@ fn arguments_are_checked_before_anything_is_asked() {
     ];
     for (options, named, expected) in cases {
         match Session::attach(nowhere, &options).unwrap_err() {
-            Error::Argument { argument, code, .. } => assert_eq!((argument, code), (named, expected)),
+            SessionError::Argument { argument, code, .. } => assert_eq!((argument, code), (named, expected)),
             other => panic!("{named}: {other}"),
         }
     }
@@ -98,11 +98,11 @@ fn no_answer_is_an_error_in_time_and_ends_the_dialogue() {
     let session = Session::attach(fake.path("a"), &options).unwrap();
     fake.tell(Command::Mute);
     let start = Instant::now();
-    assert!(matches!(Session::attach(fake.path("a"), &options), Err(Error::TimedOut(_))));
-    assert!(matches!(session.open("a", "x"), Err(Error::TimedOut(_))));
+    assert!(matches!(Session::attach(fake.path("a"), &options), Err(SessionError::TimedOut(_))));
+    assert!(matches!(session.open("a", "x"), Err(SessionError::TimedOut(_))));
     assert!(start.elapsed() < Duration::from_secs(5));
     // A late answer must not be taken for that of another request.
-    assert!(matches!(session.open("a", "x"), Err(Error::TimedOut(_))));
+    assert!(matches!(session.open("a", "x"), Err(SessionError::TimedOut(_))));
 }
 
 #[test]
@@ -112,5 +112,5 @@ fn requests_after_the_dataplanes_end_say_so() {
     assert!(!session.is_lost());
     fake.kill();
     assert!(session.is_lost());
-    assert!(matches!(session.open("a", "x"), Err(Error::DataplaneLost)));
+    assert!(matches!(session.open("a", "x"), Err(SessionError::DataplaneLost)));
 }

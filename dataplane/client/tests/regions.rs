@@ -1,9 +1,10 @@
 //! Regions and remote handles.
+#![allow(clippy::unwrap_used, reason = "a failed setup fails the test")]
 
 mod fake;
 
 use fake::Fake;
-use railhead_client::{AttachOptions, Code, Error, Pages, RegionOptions, Session, StepDown};
+use railhead_client::{AttachOptions, Code, Pages, RegionOptions, Session, SessionError, StepDown};
 use railhead_shm::memfd::{self, Huge};
 
 fn session(fake: &Fake, node: &str, name: &str) -> Session {
@@ -68,7 +69,7 @@ fn options_that_cannot_be_right_are_refused_by_name() {
     ];
     for (options, expected) in cases {
         match session.create_region(&options).unwrap_err() {
-            Error::Argument { argument, .. } => assert_eq!(argument, expected, "{options:?}"),
+            SessionError::Argument { argument, .. } => assert_eq!(argument, expected, "{options:?}"),
             other => panic!("{options:?}: {other}"),
         }
     }
@@ -87,15 +88,15 @@ fn memory_files_of_the_callers_need_seals_and_a_page_offset() {
 
     let file = || memfd::create("own", 8192, Huge::No).unwrap();
     let error = session.register_fd(file(), 100, &options).unwrap_err();
-    assert!(matches!(error, Error::Argument { argument: "offset", .. }), "{error}");
+    assert!(matches!(error, SessionError::Argument { argument: "offset", .. }), "{error}");
     let error = session.register_fd(file(), 8192, &options).unwrap_err();
-    assert!(matches!(error, Error::Argument { argument: "bytes", .. }), "{error}");
+    assert!(matches!(error, SessionError::Argument { argument: "bytes", .. }), "{error}");
     let region = session.register_fd(file(), 4096, &options).unwrap();
     region.copy_in(4095, b"x").unwrap();
     assert!(region.copy_in(4096, b"x").is_err());
 }
 
-fn code<T>(result: Result<T, Error>) -> Result<(), Code> {
+fn code<T>(result: Result<T, SessionError>) -> Result<(), Code> {
     result.map(drop).map_err(|error| error.code())
 }
 

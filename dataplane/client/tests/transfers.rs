@@ -1,4 +1,5 @@
 //! Transfers, notifications, and the promise of exactly one completion.
+#![allow(clippy::unwrap_used, reason = "a failed setup fails the test")]
 
 mod fake;
 
@@ -7,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use fake::{Command, Fake};
 use railhead_client::{
-    AttachOptions, Class, Code, Completion, Error, Events, Full, Leg, Notify, Port, Region, RegionOptions,
-    Remote, Session, SessionEvent, Write, outcome,
+    AttachOptions, Class, Code, Completion, Events, Full, Leg, Notify, Port, Region, RegionOptions, Remote,
+    Session, SessionError, SessionEvent, Write, outcome,
 };
 
 const LONG: Duration = Duration::from_secs(20);
@@ -289,7 +290,7 @@ fn signals_add_up_and_wake() {
     assert_eq!(pair.receiver.signal(3), Some(6));
     finish(&mut port);
     let error = pair.events.wait_signal(64, 1, LONG).unwrap_err();
-    assert!(matches!(error, Error::Argument { argument: "index", .. }), "{error}");
+    assert!(matches!(error, SessionError::Argument { argument: "index", .. }), "{error}");
 }
 
 #[test]
@@ -333,7 +334,7 @@ fn waiting_for_events_of_a_dead_dataplane_is_an_error() {
     assert!(pair.events.wait(LONG).unwrap());
     let mut some = [SessionEvent::default(); 10];
     assert_eq!(pair.events.poll(&mut some), 1);
-    assert!(matches!(pair.events.wait(LONG), Err(Error::DataplaneLost)));
+    assert!(matches!(pair.events.wait(LONG), Err(SessionError::DataplaneLost)));
 }
 
 #[test]

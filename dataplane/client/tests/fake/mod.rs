@@ -1,6 +1,7 @@
 //! A dataplane of one ordinary thread, for tests of clients: it speaks the session protocol of as many nodes as wanted and
 //! serves writes between their regions by copying. It can be told to misbehave.
 #![allow(dead_code, reason = "each test binary uses its own part")]
+#![allow(clippy::unwrap_used, reason = "a test stand-in: what fails here fails the test")]
 
 mod session;
 mod world;
