@@ -5,7 +5,19 @@
 //! thread that made it. Tests and the adapters' tests use it.
 #![forbid(unsafe_code)]
 
+mod clock;
 pub mod conformance;
+mod copier;
+mod faulty;
+mod latency;
+mod memory;
+mod network;
 mod rng;
 
+pub use clock::SimClock;
+pub use copier::{CopierConfig, SimCopier};
+pub use faulty::{FaultPlan, FaultSwitch, Faulty};
+pub use latency::Latency;
+pub use memory::{Hold, Installed, SimMemory, SimRegions, Use, Window};
+pub use network::{LaneId, Network, NetworkConfig, SimFabric};
 pub use rng::Rng;
