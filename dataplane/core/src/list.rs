@@ -106,3 +106,6 @@ impl List {
         self.count -= 1;
     }
 }
+
+#[cfg(test)]
+mod tests;

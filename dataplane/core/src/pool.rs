@@ -197,3 +197,6 @@ impl<'s> Pool<'s> {
         u32::try_from(self.shape.offset(block) / PAGE_BYTES).unwrap_or(u32::MAX)
     }
 }
+
+#[cfg(test)]
+mod tests;

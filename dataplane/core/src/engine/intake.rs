@@ -2,7 +2,7 @@
 
 use super::{Engine, INTAKE_PER_TURN, route, to_u32};
 use crate::port::{CopyEngine, Fabric, Nanos, RegionIndex};
-use crate::tables::{ConnectionPhase, Phase, PortIndex, RemoteInfo, Transfer};
+use crate::tables::{ConnectionPhase, Phase, PortIndex, RemoteInfo, SessionQueue, Transfer};
 use core::ops::Deref;
 use railhead_abi::Code;
 use railhead_abi::frame::ACCESS_READ;
@@ -44,6 +44,10 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
         if port.is_closing {
             return None;
         }
+        let queue = &mut self.session_queues[port.session as usize];
+        if queue.in_flight >= SessionQueue::IN_FLIGHT_MAX {
+            return None;
+        }
         // Exactly one completion for what is taken: its place in the ring is reserved by the count in flight.
         if port.parts.completions.free() <= port.in_flight as usize {
             return None;
@@ -51,6 +55,7 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
         match port.parts.submissions.pop() {
             Ok(Some(words)) => {
                 port.in_flight += 1;
+                queue.in_flight += 1;
                 self.ports_dirty |= 1 << at;
                 Some(words)
             }
@@ -223,6 +228,7 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
         let at = usize::from(index.0);
         let Some(port) = self.ports[at].as_mut() else { return };
         port.in_flight -= 1;
+        self.session_queues[port.session as usize].in_flight -= 1;
         if port.parts.completions.push(&completion.encode()).is_err() {
             // Only a client that corrupts its own ring gets here; it loses the completion, nobody else anything.
             port.is_closing = true;

@@ -6,6 +6,7 @@
 
 mod connections;
 mod finish;
+mod grants;
 mod inbound;
 mod intake;
 mod records;

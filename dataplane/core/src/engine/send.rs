@@ -126,82 +126,109 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
 
     /// Makes the next chunk of a transfer and sets it on its way.
     fn make_chunk(&mut self, index: u32, now: Nanos) -> Result<u64, Waits> {
+        self.check_room(index, now)?;
         let transfer = &self.transfers[index as usize];
-        let at = usize::from(transfer.connection.0);
-        if transfer.chunks_open >= self.active.depth || self.chunks_free.is_empty() {
-            return Err(Waits::Other);
-        }
-        // What is ready goes first; a connection that takes no more gets no more chunks.
-        if !self.connections[at].ready.is_empty() {
-            self.post_ready(transfer.connection, now);
-            if !self.connections[at].ready.is_empty() {
-                return Err(Waits::Other);
-            }
-        }
-        let transfer = &self.transfers[index as usize];
+        let connection = transfer.connection;
+        let is_small =
+            transfer.submission.bytes <= self.connections[usize::from(connection.0)].info.small_bytes;
         let (send_staged, receive_staged) = (transfer.send.staged, transfer.receive.staged);
-        let is_small = transfer.submission.bytes <= self.connections[at].info.small_bytes;
-        let bytes = transfer.chunk_bytes.min(transfer.submission.bytes - transfer.next_offset);
         if receive_staged && !self.has_credit(index, is_small) {
             self.observe.add(Counter::CreditWaits, 1);
             return Err(Waits::Receive);
         }
-        let mut block = None;
-        if send_staged {
-            block = self
-                .pool
-                .take(Self::send_quota(self.config.pool.small_bytes, &self.transfers[index as usize]));
-            if block.is_none() {
-                self.observe.add(Counter::BlockWaits, 1);
-                return Err(Waits::Send);
-            }
-        }
+        let block = if send_staged { Some(self.take_block(index).ok_or(Waits::Send)?) } else { None };
         let Some(chunk) = self.chunks_free.pop_front(self.chunk_links) else { return Err(Waits::Other) };
         let transfer = &self.transfers[index as usize];
-        let from = Place {
-            region: RegionIndex(transfer.submission.local_index),
-            offset: transfer.submission.local_offset + transfer.next_offset,
-        };
+        let offset = transfer.next_offset;
+        let bytes = transfer.chunk_bytes.min(transfer.submission.bytes - offset);
         let length = u32::try_from(bytes).unwrap_or(u32::MAX);
-        if let Some(block) = block {
-            let copy = Copy {
-                from,
-                to: self.pool.place(block),
-                bytes: length,
-                post: PostId(POST_CHUNK_COPY | chunk),
-            };
-            if self.copier.copy(&copy).is_err() {
-                self.observe.add(Counter::CopiesFull, 1);
-                self.pool.put(block);
-                self.chunks_free.push_front(self.chunk_links, chunk);
-                return Err(Waits::Other);
-            }
-            self.observe.add(Counter::CopyBytes, bytes);
+        if let Some(block) = block
+            && !self.copy_out(index, chunk, block, offset, length)
+        {
+            self.put_block(index, block);
+            self.chunks_free.push_front(self.chunk_links, chunk);
+            return Err(Waits::Other);
         }
-        let page = if receive_staged { self.take_credit(index, is_small) } else { None };
-        let transfer = &mut self.transfers[index as usize];
         self.chunks[chunk as usize] = ChunkEntry {
             phase: if block.is_some() { ChunkPhase::Copying } else { ChunkPhase::Ready },
             transfer: index,
-            offset: transfer.next_offset,
+            offset,
             bytes: length,
             block,
-            page,
+            page: if receive_staged { self.take_credit(index, is_small) } else { None },
             page_is_small: is_small,
             is_done: false,
             is_dropped: false,
         };
+        let transfer = &mut self.transfers[index as usize];
         transfer.next_offset += bytes;
         transfer.chunks_open += 1;
         transfer.chunks_unposted += 1;
         transfer.chunks_total += 1;
-        let connection = transfer.connection;
         self.observe.add(Counter::Chunks, 1);
         if block.is_none() {
-            self.connections[at].ready.push_back(self.chunk_links, chunk);
+            self.connections[usize::from(connection.0)].ready.push_back(self.chunk_links, chunk);
             self.post_ready(connection, now);
         }
         Ok(bytes)
+    }
+
+    /// Whether the transfer may have another chunk, and its connection takes one.
+    fn check_room(&mut self, index: u32, now: Nanos) -> Result<(), Waits> {
+        let transfer = &self.transfers[index as usize];
+        let connection = transfer.connection;
+        if transfer.chunks_open >= self.active.depth || self.chunks_free.is_empty() {
+            return Err(Waits::Other);
+        }
+        // What is ready goes first; a connection that takes no more gets no more chunks.
+        if !self.connections[usize::from(connection.0)].ready.is_empty() {
+            self.post_ready(connection, now);
+            if !self.connections[usize::from(connection.0)].ready.is_empty() {
+                return Err(Waits::Other);
+            }
+        }
+        Ok(())
+    }
+
+    /// Posts the copy of a chunk into its send block; false if the copy engine is full.
+    fn copy_out(&mut self, index: u32, chunk: u32, block: u32, offset: u64, bytes: u32) -> bool {
+        let submission = &self.transfers[index as usize].submission;
+        let from =
+            Place { region: RegionIndex(submission.local_index), offset: submission.local_offset + offset };
+        let copy = Copy { from, to: self.pool.place(block), bytes, post: PostId(POST_CHUNK_COPY | chunk) };
+        if self.copier.copy(&copy).is_err() {
+            self.observe.add(Counter::CopiesFull, 1);
+            return false;
+        }
+        self.observe.add(Counter::CopyBytes, u64::from(bytes));
+        true
+    }
+
+    /// A send block, unless the transfer's session holds its fair share of them already.
+    fn take_block(&mut self, index: u32) -> Option<u32> {
+        let transfer = &self.transfers[index as usize];
+        let quota = Self::send_quota(self.config.pool.small_bytes, transfer);
+        let sharing = self.sessions_active.iter().map(List::count).max().unwrap_or(0).max(1);
+        let share = (self.pool.shape().count(quota) as usize / sharing).max(1);
+        let queue = &mut self.session_queues[transfer.session as usize];
+        let block = if (queue.blocks[usize::from(quota == Quota::LargeSend)] as usize) < share {
+            self.pool.take(quota)
+        } else {
+            None
+        };
+        let Some(block) = block else {
+            self.observe.add(Counter::BlockWaits, 1);
+            return None;
+        };
+        queue.blocks[usize::from(quota == Quota::LargeSend)] += 1;
+        Some(block)
+    }
+
+    fn put_block(&mut self, index: u32, block: u32) {
+        let session = self.transfers[index as usize].session as usize;
+        let quota = self.pool.shape().quota(block);
+        self.session_queues[session].blocks[usize::from(quota == Quota::LargeSend)] -= 1;
+        self.pool.put(block);
     }
 
     /// Whether the next chunk has a block at the peer; asks for large ones when the transfer has not asked yet.
@@ -391,10 +418,9 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
 
     /// A posted write ended: its source may be reused.
     pub(super) fn chunk_written(&mut self, chunk: u32, status: Code, now: Nanos) {
-        let entry = &mut self.chunks[chunk as usize];
-        let index = entry.transfer;
-        if let Some(block) = entry.block.take() {
-            self.pool.put(block);
+        let index = self.chunks[chunk as usize].transfer;
+        if let Some(block) = self.chunks[chunk as usize].block.take() {
+            self.put_block(index, block);
         }
         match status {
             // With a connection that ends, `Down` says what becomes of the transfer.
@@ -411,10 +437,10 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
 
     /// Gives up a chunk that was not posted, with its block and credit.
     pub(super) fn drop_chunk(&mut self, chunk: u32, now: Nanos) {
-        let entry = &mut self.chunks[chunk as usize];
+        let entry = self.chunks[chunk as usize];
         let index = entry.transfer;
-        if let Some(block) = entry.block.take() {
-            self.pool.put(block);
+        if let Some(block) = self.chunks[chunk as usize].block.take() {
+            self.put_block(index, block);
         }
         let small = entry.page.filter(|_| entry.page_is_small);
         self.transfers[index as usize].chunks_unposted -= 1;

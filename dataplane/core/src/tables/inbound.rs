@@ -1,0 +1,86 @@
+//! Transfers that come in, and the blocks that peers write them into.
+
+use crate::port::{ConnectionIndex, Nanos, RegionIndex};
+use railhead_abi::Code;
+use railhead_abi::record::Fin;
+
+/// What the target knows of a transfer that comes in.
+#[derive(Debug, Clone, Copy)]
+pub struct Inbound {
+    /// In use.
+    pub is_active: bool,
+    /// FIN, once it came.
+    pub fin: Option<Fin>,
+    /// CANCEL came.
+    pub is_cancelled: bool,
+    /// The notification was delivered.
+    pub is_delivered: bool,
+    /// A flush is posted.
+    pub is_flushing: bool,
+    /// The flush has ended.
+    pub is_flushed: bool,
+    /// Copies into the region that are posted or waiting.
+    pub copies: u16,
+    /// Chunks that the initiator asked blocks for.
+    pub chunks_wanted: u64,
+    /// Blocks granted so far.
+    pub chunks_granted: u64,
+    /// Most blocks at once.
+    pub depth: u16,
+    /// Blocks granted whose CHUNK has not come.
+    pub grants_open: u16,
+    /// First error.
+    pub status: Code,
+    /// First record seen.
+    pub since: Nanos,
+}
+
+impl Inbound {
+    /// Not in use.
+    pub const IDLE: Inbound = Inbound {
+        is_active: false,
+        fin: None,
+        is_cancelled: false,
+        is_delivered: false,
+        is_flushing: false,
+        is_flushed: false,
+        copies: 0,
+        chunks_wanted: 0,
+        chunks_granted: 0,
+        depth: 0,
+        grants_open: 0,
+        status: Code::Ok,
+        since: 0,
+    };
+}
+
+/// What a receive block is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum BlockPhase {
+    /// Home, or a send block.
+    #[default]
+    Home,
+    /// The peer may write into it.
+    Granted,
+    /// Its copy home waits for room in the copy engine.
+    Waiting,
+    /// Its copy home is under way.
+    Copying,
+}
+
+/// One block of the pool, as far as peers are concerned.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct BlockEntry {
+    /// What it is doing.
+    pub phase: BlockPhase,
+    /// The connection that it was granted on.
+    pub connection: ConnectionIndex,
+    /// The transfer's slot, or [`railhead_abi::record::SLOT_NONE`] for a standing credit.
+    pub slot: u16,
+    /// Where the data goes.
+    pub region: RegionIndex,
+    /// First byte there.
+    pub offset: u64,
+    /// Bytes.
+    pub bytes: u32,
+}
