@@ -175,34 +175,15 @@ impl<'s, F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'s, F, C, M
         fabric: F,
         copier: C,
     ) -> Self {
-        assert!(
-            storage.ports.len() <= 64 && storage.sessions.len() <= SESSIONS_MAX,
-            "too many ports or sessions"
-        );
-        assert!(
-            storage.inbound.len() == storage.connections.len() * usize::from(SLOTS_MAX),
-            "inbound table length"
-        );
-        assert!(storage.slots.len() == storage.inbound.len(), "slot table length");
-        assert!(storage.blocks.len() == config.pool.blocks(), "block table length");
+        check_lengths(&config, &storage);
         let capabilities = fabric.capabilities();
-        let mut transfers_free = List::EMPTY;
-        storage.transfer_links.fill(Link::UNLINKED);
-        for index in 0..to_u32(storage.transfers.len()) {
-            transfers_free.push_back(storage.transfer_links, index);
-        }
-        let mut chunks_free = List::EMPTY;
-        storage.chunk_links.fill(Link::UNLINKED);
-        for index in 0..to_u32(storage.chunks.len()) {
-            chunks_free.push_back(storage.chunk_links, index);
-        }
-        storage.demand_links.fill(Link::UNLINKED);
-        storage.answer_links.fill(Link::UNLINKED);
-        storage.block_links.fill(Link::UNLINKED);
-        let session_links = storage.session_links.map(|links| {
+        for links in [&mut *storage.demand_links, storage.answer_links, storage.block_links] {
             links.fill(Link::UNLINKED);
-            links
-        });
+        }
+        let mut session_links = storage.session_links;
+        session_links.iter_mut().for_each(|links| links.fill(Link::UNLINKED));
+        let (transfers_free, chunks_free) =
+            (all_listed(storage.transfer_links), all_listed(storage.chunk_links));
         Self {
             flush_needed: capabilities.flush_needed,
             write_bytes_max: u64::from(capabilities.write_bytes_max),
@@ -418,6 +399,30 @@ impl<'s, F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'s, F, C, M
             | u64::from(index & 0xffff) << 32
             | u64::from(self.transfers[index as usize].generation)
     }
+}
+
+/// Tables whose lengths belong together.
+fn check_lengths<M>(config: &EngineConfig, storage: &Storage<'_, M>) {
+    assert!(
+        storage.ports.len() <= 64 && storage.sessions.len() <= SESSIONS_MAX,
+        "too many ports or sessions"
+    );
+    assert!(
+        storage.inbound.len() == storage.connections.len() * usize::from(SLOTS_MAX),
+        "inbound table length"
+    );
+    assert!(storage.slots.len() == storage.inbound.len(), "slot table length");
+    assert!(storage.blocks.len() == config.pool.blocks(), "block table length");
+}
+
+/// A list of all entries of a table.
+fn all_listed(links: &mut [Link]) -> List {
+    let mut list = List::EMPTY;
+    links.fill(Link::UNLINKED);
+    for index in 0..to_u32(links.len()) {
+        list.push_back(links, index);
+    }
+    list
 }
 
 /// Tables are far smaller than 2^32.
