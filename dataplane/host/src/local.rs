@@ -26,6 +26,8 @@ pub struct LocalConfig {
     pub posts_max: u16,
     /// Records that one connection takes.
     pub records_max: u16,
+    /// Most bytes of one write.
+    pub write_bytes_max: u32,
     /// The most bytes that one poll moves, at least 1.
     pub slice_bytes: u32,
 }
@@ -289,7 +291,7 @@ const fn index(at: usize) -> ConnectionIndex {
 impl Fabric for LocalFabric {
     fn capabilities(&self) -> Capabilities {
         Capabilities {
-            write_bytes_max: u32::MAX,
+            write_bytes_max: self.config.write_bytes_max,
             posts_max: self.config.posts_max,
             records_max: self.config.records_max,
             flush_needed: false,
