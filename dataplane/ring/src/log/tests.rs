@@ -68,6 +68,8 @@ fn a_refused_layout_says_why() {
         LayoutError::TooShort { needed_words: LOG_HEADER_WORDS + 12, given_words: LOG_HEADER_WORDS + 8 };
     assert_eq!(LogWriter::<_, 2>::new(&memory[..], 4).unwrap_err(), too_short);
     assert_eq!(LogReader::<_, 2>::new(&memory[..], 4).unwrap_err(), too_short);
+    let one_short = LayoutError::TooShort { needed_words: memory.len(), given_words: memory.len() - 1 };
+    assert_eq!(LogReader::<_, 1>::new(&memory[1..], 4).unwrap_err(), one_short);
     memory[LOG_HEADER_WORDS].store_relaxed(3);
     assert_eq!(LogWriter::<_, 1>::new(&memory[..], 4).unwrap_err(), LayoutError::Indices);
     memory[NEXT].store_relaxed(u64::MAX);

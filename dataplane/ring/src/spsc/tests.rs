@@ -2,6 +2,7 @@
 #![cfg(not(loom))]
 
 use std::collections::VecDeque;
+use std::time::{Duration, Instant};
 use std::vec::Vec;
 
 use proptest::prelude::*;
@@ -76,6 +77,8 @@ fn a_refused_layout_says_why() {
         LayoutError::TooShort { needed_words: RING_HEADER_WORDS + 8, given_words: RING_HEADER_WORDS + 4 };
     assert_eq!(Producer::<_, 1>::new(&memory[..], 8).unwrap_err(), too_short);
     assert_eq!(Consumer::<_, 2>::new(&memory[..], 4).unwrap_err(), too_short);
+    let one_short = LayoutError::TooShort { needed_words: memory.len(), given_words: memory.len() - 1 };
+    assert_eq!(Consumer::<_, 1>::new(&memory[1..], 4).unwrap_err(), one_short);
     assert!(Consumer::<_, 1>::new(&memory[..], 4).is_ok());
     // The size in words overflows: refused, not wrapped to something that fits.
     let capacity = 1 << 63;
@@ -270,12 +273,17 @@ fn items_cross_threads_whole_and_in_order() {
     const COUNT: u64 = 200_000;
     let memory = memory_at(64, u64::MAX - 1000);
     let (mut producer, mut consumer) = ends(&memory, 64);
+    let started = Instant::now();
+    let wait = move || {
+        assert!(started.elapsed() < Duration::from_secs(30), "an end waits for ever");
+        std::thread::yield_now();
+    };
     std::thread::scope(|scope| {
         scope.spawn(move || {
             for value in 0..COUNT {
                 while producer.push(&item(value)).is_err() {
                     producer.publish();
-                    std::thread::yield_now();
+                    wait();
                 }
                 if value % 7 == 0 {
                     producer.publish();
@@ -292,7 +300,7 @@ fn items_cross_threads_whole_and_in_order() {
                 }
                 None => {
                     consumer.release();
-                    std::thread::yield_now();
+                    wait();
                 }
             }
         }
