@@ -33,6 +33,9 @@ use railhead_abi::settings::{Plan, Setting, Settings};
 use railhead_abi::submission::CLASSES;
 use railhead_ring::Word;
 
+/// Slot of this node in the peer table.
+pub const PEER_SELF: u32 = 0;
+
 /// Device events taken in one turn.
 const EVENTS_PER_TURN: usize = 64;
 /// Submissions taken in one turn.
@@ -265,9 +268,10 @@ impl<'s, F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'s, F, C, M
         !submissions && self.notices.is_empty() && !self.copier.is_busy()
     }
 
-    /// Uses a new snapshot for all transfers taken from now on.
+    /// Uses a new snapshot for all transfers taken from now on, for the receive legs of this node itself, too.
     pub fn apply(&mut self, settings: &Settings, generation: u64) {
         self.active = Active::of(settings, generation);
+        self.update_plan(PEER_SELF, &Plan::of(settings, generation, true));
         self.observe.add(Counter::SnapshotsApplied, 1);
         self.visits_in_vain = 0;
     }

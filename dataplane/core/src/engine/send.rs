@@ -101,6 +101,8 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
         let transfer = &mut self.transfers[index as usize];
         if transfer.waiting_since == 0 {
             transfer.waiting_since = now.max(1);
+            // So that a lane that sleeps meanwhile looks again in time.
+            self.arm(now.saturating_add(self.active.pressure_wait));
             return Visit::Blocked;
         }
         let due = transfer.waiting_since.saturating_add(self.active.pressure_wait);
