@@ -116,10 +116,12 @@ impl Connection {
     }
 
     /// Closes the socket: from here on nothing is read into memory or sent out of it.
-    fn end(&mut self, cause: Code) {
+    fn end(&mut self, cause: Code, ready: &ReadySet) {
         if self.state == State::Open {
             self.state = State::Closing(cause);
-            self.socket = None;
+            if let Some(socket) = self.socket.take() {
+                ready.end(socket);
+            }
         }
     }
 }
@@ -333,7 +335,7 @@ impl TcpFabric {
             if let Some(socket) = &connection.socket {
                 let receiver = Receiver { socket: socket.as_fd(), connection: name, peer: connection.peer };
                 if let Err(cause) = connection.inbound.visit(receiver, &mut self.shared, events) {
-                    connection.end(cause);
+                    connection.end(cause, &self.ready);
                 }
             }
             self.send_on(at);
@@ -427,7 +429,7 @@ impl Fabric for TcpFabric {
 
     fn close(&mut self, connection: ConnectionIndex) {
         if let Some(at) = self.index(connection) {
-            self.connections[at].end(Code::ConnectionReset);
+            self.connections[at].end(Code::ConnectionReset, &self.ready);
             self.busy.set(at, self.connections[at].wants_visit());
         }
     }

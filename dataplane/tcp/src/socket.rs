@@ -190,6 +190,13 @@ impl ReadySet {
         Ok(())
     }
 
+    /// Takes a socket out, and ends its connection in both directions even if another process holds a duplicate.
+    pub(crate) fn end(&self, socket: OwnedFd) {
+        // Both fail only for a connection that is gone already.
+        let _ = epoll::delete(&self.epoll, &socket);
+        let _ = rustix::net::shutdown(&socket, rustix::net::Shutdown::Both);
+    }
+
     /// Looks, without waiting, what has changed since the last look. Takes about 100 ns when nothing has.
     pub(crate) fn look(&mut self) {
         let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
