@@ -151,7 +151,7 @@ pub(crate) const RULES: &[Rule] = &[
     Rule {
         package: "micro",
         own: &[],
-        own_in_tests: &["ring", "abi", "core", "shm"],
+        own_in_tests: &["ring", "abi", "core", "shm", "host"],
         external: &[],
         external_in_tests: &["divan", "rtrb"],
     },
