@@ -86,7 +86,7 @@ pub(crate) const RULES: &[Rule] = &[
         package: "config",
         own: &["abi"],
         own_in_tests: &[],
-        external: &["serde", "thiserror", "toml"],
+        external: &["serde", "serde_json", "thiserror", "toml"],
         external_in_tests: &["proptest", "tempfile"],
     },
     Rule {
@@ -170,5 +170,5 @@ pub(crate) const RULES: &[Rule] = &[
         external_in_tests: &["tempfile"],
     },
     // Outside the workspace; see ops/proof.
-    Rule { package: "proof", own: &["core"], own_in_tests: &[], external: &[], external_in_tests: &[] },
+    Rule { package: "proof", own: &["ring", "abi", "core"], own_in_tests: &[], external: &[], external_in_tests: &[] },
 ];
