@@ -88,8 +88,7 @@ pub fn load(state_dir: &Path) -> Result<Option<Saved>, SettingsFileError> {
     if file.format != FORMAT {
         return Err(form(format!("format {} is not {FORMAT}", file.format)));
     }
-    let mut settings = Settings::default();
-    apply(&mut settings, &file.settings)
+    let settings = from_map(&file.settings)
         .map_err(|refused| SettingsFileError::Setting { path: path.clone(), refused })?;
     Ok(Some(Saved { generation: file.generation, author: file.author, unix_ns: file.unix_ns, settings }))
 }
@@ -105,7 +104,7 @@ pub fn save(state_dir: &Path, saved: &Saved) -> Result<(), SettingsFileError> {
         generation: saved.generation,
         author: saved.author.clone(),
         unix_ns: saved.unix_ns,
-        settings: flat(&saved.settings),
+        settings: to_map(&saved.settings),
     };
     let mut text = serde_json::to_vec_pretty(&file)
         .map_err(|error| SettingsFileError::Form { path: path.clone(), what: error.to_string() })?;
@@ -124,7 +123,8 @@ fn replace(folder: &Path, path: &Path, content: &[u8]) -> io::Result<()> {
 }
 
 /// All settings by dotted name; lanes that are not pinned are left out.
-fn flat(settings: &Settings) -> Map<String, Json> {
+#[must_use]
+pub fn to_map(settings: &Settings) -> Map<String, Json> {
     Key::all(LANES_MAX)
         .filter_map(|key| {
             let value = match key.read(settings) {
@@ -137,20 +137,32 @@ fn flat(settings: &Settings) -> Map<String, Json> {
         .collect()
 }
 
-fn apply(settings: &mut Settings, values: &Map<String, Json>) -> Result<(), Refused> {
+/// Settings of dotted names, the defaults where a name is missing.
+///
+/// # Errors
+/// The first name or value that is not one of this version.
+pub fn from_map(values: &Map<String, Json>) -> Result<Settings, Refused> {
+    let mut settings = Settings::default();
     for (name, value) in values {
         let key = Key::parse(name)?;
-        let given = match value {
-            Json::Number(number) => {
-                number.as_i128().map_or(Given::Other("not a whole number"), Given::Number)
-            }
-            Json::String(text) => Given::Text(text),
-            Json::Null => Given::Nothing,
-            _ => Given::Other("not a number or a text"),
-        };
-        settings.words[key.word()] = key.word_of(given)?;
+        settings.words[key.word()] = key.word_of(given(value))?;
     }
-    Ok(())
+    Ok(settings)
+}
+
+/// A JSON value as a setting's value.
+#[must_use]
+pub fn given(value: &Json) -> Given<'_> {
+    match value {
+        Json::Number(number) => {
+            number.as_i128().map_or(Given::Other("a number with a fraction"), Given::Number)
+        }
+        Json::String(text) => Given::Text(text),
+        Json::Null => Given::Nothing,
+        Json::Bool(_) => Given::Other("true or false"),
+        Json::Array(_) => Given::Other("a list"),
+        Json::Object(_) => Given::Other("an object"),
+    }
 }
 
 #[cfg(test)]

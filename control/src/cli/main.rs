@@ -1,0 +1,3 @@
+//! Railhead.
+
+fn main() {}
