@@ -108,6 +108,12 @@ impl<T> Faulty<T> {
 }
 
 impl<F: Fabric> Faulty<F> {
+    /// Whether events wait here that the device inside has given already: its doorbell will not ring for them.
+    #[must_use]
+    pub fn holds_events(&self) -> bool {
+        !self.held.is_empty()
+    }
+
     fn take(&mut self, event: FabricEvent) {
         match event {
             FabricEvent::Done { connection, post, status: Code::Ok } if self.strikes(self.plan.error) => {

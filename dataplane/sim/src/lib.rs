@@ -13,6 +13,7 @@ mod latency;
 mod memory;
 mod network;
 mod rng;
+pub mod world;
 
 pub use clock::SimClock;
 pub use copier::{CopierConfig, SimCopier};

@@ -89,6 +89,8 @@ struct Lane {
     connections: BTreeMap<ConnectionIndex, (usize, usize)>,
     inbox: VecDeque<(usize, usize, FabricEvent)>,
     unseen: Vec<Unseen>,
+    /// Something changed for the lane: an event came, or a queue that was full has room.
+    stirred: bool,
 }
 
 #[derive(Debug)]
@@ -170,6 +172,23 @@ impl Network {
     #[must_use]
     pub fn has_connection(&self, lane: LaneId, connection: ConnectionIndex) -> bool {
         self.net.borrow().lanes[lane.0].connections.contains_key(&connection)
+    }
+
+    /// Lets everything happen that is due by `now`; polling does the same.
+    pub fn advance(&self, now: Nanos) {
+        self.net.borrow_mut().advance(now);
+    }
+
+    /// Whether a sleeping lane would be woken by its device: events wait, or a full queue got room since the last call.
+    pub fn take_stir(&self, lane: LaneId) -> bool {
+        let lane = &mut self.net.borrow_mut().lanes[lane.0];
+        std::mem::take(&mut lane.stirred) || !lane.inbox.is_empty()
+    }
+
+    /// The next moment at which anything happens by itself.
+    #[must_use]
+    pub fn next_at(&self) -> Option<Nanos> {
+        self.net.borrow().moments.first_key_value().map(|((when, _), _)| *when)
     }
 
     /// Whether nothing will happen by itself any more.

@@ -34,7 +34,7 @@ impl<F> Harness<F> {
     }
 
     fn index(&self, end: End, pair: usize) -> ConnectionIndex {
-        ConnectionIndex(u16::try_from(pair * 2 + end as usize).unwrap())
+        ConnectionIndex(u16::try_from(pair * 2 + end as usize).expect("few connections"))
     }
 
     fn join(&self, pair: usize) {
@@ -181,15 +181,15 @@ impl<C: CopyEngine> CopierHarness for Copies<C> {
     }
 
     fn write_bytes(&mut self, region: RegionIndex, offset: usize, bytes: &[u8]) {
-        self.regions.get(region).unwrap().memory.write(offset, bytes);
+        self.regions.get(region).expect("an installed region").memory.write(offset, bytes);
     }
 
     fn read_bytes(&mut self, region: RegionIndex, offset: usize, bytes: &mut [u8]) {
-        self.regions.get(region).unwrap().memory.read(offset, bytes);
+        self.regions.get(region).expect("an installed region").memory.read(offset, bytes);
     }
 
     fn lose(&mut self, region: RegionIndex) -> bool {
-        self.regions.get(region).unwrap().memory.lose();
+        self.regions.get(region).expect("an installed region").memory.lose();
         true
     }
 

@@ -243,7 +243,8 @@ impl Net {
         from.undelivered.pop_front();
         from.sweep(op);
         let next = from.undelivered.front().copied();
-        let lane = to.lane;
+        let (lane, sender) = (to.lane, from.lane);
+        self.lanes[sender].stirred = true;
         if let Some(event) = event {
             self.lanes[lane].inbox.push_back((link, 1 - side, event));
         }

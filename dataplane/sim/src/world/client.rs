@@ -1,0 +1,259 @@
+//! What simulated clients do: submit, collect completions and events, fall asleep.
+
+use std::rc::Rc;
+
+use railhead_abi::Code;
+use railhead_abi::submission::{
+    CLASSES, Completion, LEG_DIRECT, NOTIFY_EVENT, NOTIFY_NONE, NOTIFY_SIGNAL, OPERATION_WRITE, SessionEvent,
+    Submission,
+};
+
+use super::World;
+use super::oracle::{Expect, Pending};
+use super::tables::Words;
+use crate::{Rng, Use};
+
+/// Signal words that transfers use.
+const SIGNALS_USED: u64 = 4;
+
+/// A size: edges and a spread over several chunks.
+fn draw_bytes(rng: &mut Rng, large_bytes: u64, area: usize) -> usize {
+    let edge = *rng.pick(&[4096, 8192, large_bytes, 2 * large_bytes]);
+    let bytes = match rng.below(8) {
+        0 => 0,
+        1 => 1,
+        2 => rng.below(4096),
+        3 | 4 => edge + rng.below(3) - 1,
+        5 => rng.below(2 * large_bytes),
+        6 => rng.below(5 * large_bytes),
+        _ => rng.below(200),
+    };
+    usize::try_from(bytes).unwrap_or(0).min(area / 4)
+}
+
+impl World<'_> {
+    /// One client's step.
+    pub(super) fn run_client(&mut self, session: usize) {
+        for lane in 0..self.config.lanes {
+            let port = &mut self.sessions[session].ports[lane];
+            if port.is_asleep {
+                continue;
+            }
+            self.collect(session, lane);
+            let port = &mut self.sessions[session].ports[lane];
+            if self.rng.chance(200_000) {
+                port.bell.prepare();
+                port.is_asleep = port.completions.is_empty();
+                if !port.is_asleep {
+                    port.bell.end();
+                }
+            }
+        }
+        if !self.sessions[session].is_event_asleep && self.rng.chance(300_000) {
+            self.collect_events(session);
+            let client = &mut self.sessions[session];
+            client.event_bell.prepare();
+            client.is_event_asleep = client.events.iter().all(railhead_ring::Consumer::is_empty);
+            if !client.is_event_asleep {
+                client.event_bell.end();
+            }
+        }
+        let client = &self.sessions[session];
+        if client.left > 0 && client.in_flight < self.config.in_flight && self.rng.chance(300_000) {
+            self.submit(session);
+        }
+    }
+
+    /// A lane woke whoever sleeps on this word.
+    pub(super) fn wake(&mut self, word: &Words) {
+        for session in &mut self.sessions {
+            if Rc::ptr_eq(session.event_bell.memory(), word) {
+                session.is_event_asleep = false;
+                session.event_bell.end();
+            }
+            for port in session.ports.iter_mut().filter(|port| Rc::ptr_eq(port.bell.memory(), word)) {
+                port.is_asleep = false;
+                port.bell.end();
+            }
+        }
+    }
+
+    fn collect(&mut self, session: usize, lane: usize) {
+        loop {
+            let port = &mut self.sessions[session].ports[lane];
+            let Some(words) = port.completions.pop().expect("the engine's ring is sound") else { break };
+            port.completions.release();
+            self.complete(session, &Completion::decode(&words));
+        }
+    }
+
+    pub(super) fn collect_events(&mut self, session: usize) {
+        for lane in 0..self.config.lanes {
+            loop {
+                let events = &mut self.sessions[session].events[lane];
+                let Some(words) = events.pop().expect("the engine's ring is sound") else { break };
+                events.release();
+                self.see_event(session, &SessionEvent::decode(&words));
+            }
+            // A delivery may wait for the room.
+            let node = self.sessions[session].node;
+            self.lanes[node * self.config.lanes + lane].is_rung = true;
+        }
+    }
+
+    fn submit(&mut self, session: usize) {
+        let lane_number = self.rng.index(self.config.lanes);
+        let lane = self.sessions[session].node * self.config.lanes + lane_number;
+        let target = self.rng.index(self.sessions.len());
+        let slot = self.handle_slot(session, target);
+        if !self.handles[&(lane, slot)].is_usable
+            || !self.sessions[session].ports[lane_number].submissions.has_room(1)
+        {
+            return;
+        }
+        let large_bytes = self.config.pools[self.sessions[target].node].large_bytes;
+        let bytes = draw_bytes(&mut self.rng, large_bytes, self.sessions[target].destination.memory.len());
+        let Some(from) = self.sessions[session].source.reserve(bytes, &mut self.rng) else { return };
+        let Some(to) = self.sessions[target].destination.reserve(bytes, &mut self.rng) else {
+            self.sessions[session].source.release(from, bytes);
+            return;
+        };
+        let data = self.sessions[session].source.fill(from, bytes, &mut self.rng);
+        self.cookies += 1;
+        let cookie = self.cookies;
+        let mut submission = self.draw_submission(session, target, cookie);
+        submission.local_offset = from as u64;
+        submission.remote_index = slot;
+        submission.remote_generation = self.handles[&(lane, slot)].generation;
+        submission.remote_offset = to as u64;
+        submission.bytes = bytes as u64;
+        let (words, expect) = self.spoil(session, target, &submission);
+        let windows = (
+            self.sessions[session].source.open(from, bytes, Use::Read),
+            self.sessions[target].destination.open(to, bytes, Use::Write),
+        );
+        let submitted_at = self.clock.now();
+        let generation = self.lanes[lane].generation;
+        let pending = Pending {
+            session,
+            target,
+            lane,
+            slot,
+            from,
+            to,
+            data,
+            windows,
+            submission,
+            expect,
+            submitted_at,
+            generation,
+            events: 0,
+        };
+        self.pending.insert(cookie, pending);
+        let client = &mut self.sessions[session];
+        client.left -= 1;
+        client.in_flight += 1;
+        client.ports[lane_number].submissions.push_publish(&words).expect("there is room");
+        self.lanes[lane].is_rung = true;
+    }
+
+    fn draw_submission(&mut self, session: usize, target: usize, cookie: u64) -> Submission {
+        let rng = &mut self.rng;
+        let notify = *rng.pick(&[NOTIFY_NONE, NOTIFY_SIGNAL, NOTIFY_EVENT]);
+        let (notify_index, notify_value) = match notify {
+            NOTIFY_SIGNAL => (u32::try_from(rng.below(SIGNALS_USED)).unwrap_or(0), rng.between(1, 1000)),
+            NOTIFY_EVENT => (0, cookie),
+            _ => (0, 0),
+        };
+        let mut leg = |direct_possible: bool| match rng.below(6) {
+            0 => 1,
+            // Now and then also where it must be refused.
+            1 if direct_possible || rng.chance(50_000) => LEG_DIRECT,
+            _ => 0,
+        };
+        let send_leg = leg(self.sessions[session].source.direct_possible);
+        let receive_leg = leg(self.sessions[target].destination.direct_possible);
+        let deadlines = if self.is_quiet { 0 } else { self.config.deadlines };
+        let deadline_us =
+            if rng.chance(deadlines) { u32::try_from(rng.between(5, 3_000)).unwrap_or(1) } else { 0 };
+        let source = &self.sessions[session].source;
+        Submission {
+            operation: OPERATION_WRITE,
+            class: u8::try_from(rng.index(CLASSES)).unwrap_or(0),
+            send_leg,
+            receive_leg,
+            notify,
+            notify_index,
+            notify_value,
+            cookie,
+            local_index: source.region.0,
+            local_generation: source.generation,
+            deadline_us,
+            ..Submission::default()
+        }
+    }
+
+    /// The words to submit, now and then with a fault that must be refused, and what must come of them.
+    fn spoil(
+        &mut self,
+        session: usize,
+        target: usize,
+        good: &Submission,
+    ) -> ([u64; Submission::WORDS], Expect) {
+        let mut bad = *good;
+        let kind = if self.rng.chance(self.config.bad) { self.rng.below(9) } else { 99 };
+        let mut reserved = 0;
+        let code = match kind {
+            0 => {
+                bad.operation = 9;
+                Code::OperationUnknown
+            }
+            1 => {
+                reserved = 1;
+                Code::ReservedNotZero
+            }
+            2 => {
+                bad.local_generation += 1;
+                Code::LocalHandleStale
+            }
+            3 => {
+                bad.local_offset = u64::MAX - 3;
+                bad.bytes = bad.bytes.max(1);
+                Code::LocalRange
+            }
+            4 => {
+                bad.remote_generation += 7;
+                Code::RemoteHandleStale
+            }
+            5 => {
+                bad.remote_offset = u64::MAX - bad.bytes + 1;
+                bad.bytes = bad.bytes.max(1);
+                Code::RemoteRange
+            }
+            6 => {
+                bad.class = 7;
+                Code::ClassUnknown
+            }
+            7 => {
+                bad.send_leg = 3;
+                Code::RouteUnknown
+            }
+            8 => {
+                bad.notify = 9;
+                Code::NotificationUnknown
+            }
+            _ => {
+                let (near, far) = (&self.sessions[session].source, &self.sessions[target].destination);
+                let impossible = good.bytes > 0
+                    && ((good.send_leg == LEG_DIRECT && !near.direct_possible)
+                        || (good.receive_leg == LEG_DIRECT && !far.direct_possible));
+                let expect =
+                    if impossible { Expect::Refused(Code::DirectImpossible) } else { Expect::Outcome };
+                return (good.encode(), expect);
+            }
+        };
+        let mut words = bad.encode();
+        words[11] |= reserved;
+        (words, Expect::Refused(code))
+    }
+}

@@ -1,0 +1,304 @@
+//! What must be true of every transfer, whatever goes wrong.
+
+use railhead_abi::settings::{Mode, Setting};
+use railhead_abi::submission::{
+    Completion, LEG_AUTO, LEG_DIRECT, LEG_STAGED, NOTIFY_EVENT, NOTIFY_SIGNAL, SessionEvent, Submission,
+};
+use railhead_abi::{Code, Reason};
+use railhead_core::port::Nanos;
+
+use super::World;
+use super::registrar::Undefined;
+use crate::Window;
+
+/// What has to come of a submission.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Expect {
+    /// It is refused with this code.
+    Refused(Code),
+    /// It is accepted.
+    Outcome,
+}
+
+/// A submission whose completion has not come.
+#[derive(Debug)]
+pub(super) struct Pending {
+    pub(super) session: usize,
+    pub(super) target: usize,
+    pub(super) lane: usize,
+    pub(super) slot: u32,
+    pub(super) from: usize,
+    pub(super) to: usize,
+    pub(super) data: Vec<u8>,
+    /// What devices may read of the source and write of the destination.
+    pub(super) windows: (Window, Window),
+    pub(super) submission: Submission,
+    pub(super) expect: Expect,
+    pub(super) submitted_at: Nanos,
+    /// What the lane applied when it was submitted.
+    pub(super) generation: u64,
+    /// Events seen.
+    pub(super) events: u32,
+}
+
+/// A transfer that completed: what may still be heard of it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Past {
+    target: usize,
+    /// Its event may still come: nobody knows whether it was delivered.
+    may_come: bool,
+}
+
+/// Outcomes that say that nothing was delivered and nothing ever will be.
+const fn is_undelivered(status: Code) -> bool {
+    status.number() < 100
+        || matches!(
+            status,
+            Code::PeerDown | Code::DeadlineExceeded | Code::Cancelled | Code::Replan | Code::RemoteRefused
+        )
+}
+
+impl World<'_> {
+    /// An event came to a session.
+    pub(super) fn see_event(&mut self, session: usize, event: &SessionEvent) {
+        let cookie = event.value;
+        let destination = &self.sessions[session].destination;
+        assert_eq!(event.region_index, destination.region.0);
+        assert_eq!(event.region_generation, destination.generation);
+        let Some(pending) = self.pending.get_mut(&cookie) else {
+            let past =
+                self.past.get_mut(&cookie).unwrap_or_else(|| panic!("an event of no transfer: {event:?}"));
+            assert!(past.may_come && past.target == session, "a late event: {event:?}");
+            past.may_come = false;
+            return;
+        };
+        pending.events += 1;
+        assert_eq!(pending.events, 1, "transfer {cookie}: its event came twice");
+        assert_eq!(pending.target, session, "transfer {cookie}: its event came to another session");
+        assert_eq!((event.offset, event.bytes), (pending.to as u64, pending.data.len() as u64));
+        assert!(
+            destination.memory.holds_bytes(pending.to, &pending.data),
+            "transfer {cookie}: an event before its data"
+        );
+    }
+
+    /// A completion came.
+    pub(super) fn complete(&mut self, session: usize, completion: &Completion) {
+        let cookie = completion.cookie;
+        // So that an event that was delivered before counts as such.
+        if let Some(pending) = self.pending.get(&cookie) {
+            self.collect_events(pending.target);
+        }
+        let pending = self
+            .pending
+            .remove(&cookie)
+            .unwrap_or_else(|| panic!("completed twice or never made: {completion:?}"));
+        assert_eq!(pending.session, session, "transfer {cookie}: completed to another session");
+        let status =
+            Code::from_number(completion.status).unwrap_or_else(|| panic!("an unknown code: {completion:?}"));
+        self.sessions[session].in_flight -= 1;
+        *self.outcomes.entry(status.name()).or_default() += 1;
+        let context = format!("transfer {cookie} {:?} -> {status:?} {completion:?}", pending.submission);
+
+        self.check_status(&pending, status, &context);
+        self.check_notification(&pending, status, &context);
+        if status == Code::Ok {
+            assert_eq!(completion.bytes, pending.data.len() as u64, "{context}");
+            let arrived =
+                self.sessions[pending.target].destination.memory.holds_bytes(pending.to, &pending.data);
+            assert!(arrived, "{context}: the bytes at the target are not what was sent");
+            self.check_route(&pending, completion, &context);
+            self.note_route(completion);
+        } else {
+            assert_eq!(completion.bytes, 0, "{context}");
+        }
+        if is_undelivered(status) && (status.number() < 100 || status == Code::PeerDown) {
+            let area = &self.sessions[pending.target].destination;
+            assert!(
+                area.is_unchanged(pending.to, pending.data.len()),
+                "{context}: the destination has changed"
+            );
+        }
+        self.check_time(&pending, completion, &context);
+        let may_come =
+            !is_undelivered(status) && pending.submission.notify == NOTIFY_EVENT && pending.events == 0;
+        self.past.insert(cookie, Past { target: pending.target, may_come });
+        self.release(pending, status);
+    }
+
+    /// From now on nothing may touch source and destination; if nobody knows, the destination is closed by a fence.
+    fn release(&mut self, pending: Pending, status: Code) {
+        let bytes = pending.data.len();
+        let source = &mut self.sessions[pending.session].source;
+        source.memory.close(pending.windows.0);
+        source.release(pending.from, bytes);
+        // The owner makes use of it at once.
+        source.fill(pending.from, bytes, &mut self.rng);
+        if status == Code::Unknown {
+            let window = pending.windows.1;
+            let undefined = Undefined { session: pending.target, at: pending.to, bytes, window };
+            self.expire(pending.lane, pending.slot, undefined);
+            return;
+        }
+        let destination = &mut self.sessions[pending.target].destination;
+        destination.memory.close(pending.windows.1);
+        destination.release(pending.to, bytes);
+        self.check_violations();
+    }
+
+    fn check_status(&self, pending: &Pending, status: Code, context: &str) {
+        match pending.expect {
+            // The handle may have become stale behind the client's back, which is found first or last.
+            Expect::Refused(code) => {
+                let stale = self.is_faulty() && status == Code::RemoteHandleStale;
+                assert!(status == code || stale, "{context}: should be refused with {code:?}");
+            }
+            Expect::Outcome if status == Code::Ok => {}
+            Expect::Outcome => {
+                let late = pending.submission.deadline_us > 0 && status == Code::DeadlineExceeded;
+                let faults = !self.is_quiet && self.may_fail();
+                let broken = matches!(
+                    status,
+                    Code::Unknown
+                        | Code::PeerDown
+                        | Code::DeviceError
+                        | Code::RemoteHandleStale
+                        | Code::DeadlineExceeded
+                );
+                assert!(late || (faults && broken), "{context}: should have succeeded");
+            }
+        }
+    }
+
+    fn check_notification(&mut self, pending: &Pending, status: Code, context: &str) {
+        let submission = &pending.submission;
+        let is_event = submission.notify == NOTIFY_EVENT && status == Code::Ok;
+        assert!(!is_event || pending.events == 1, "{context}: done without its event");
+        assert!(
+            pending.events == 0 || !is_undelivered(status),
+            "{context}: not delivered, but its event came"
+        );
+        if submission.notify == NOTIFY_SIGNAL && pending.expect == Expect::Outcome {
+            let word = submission.notify_index as usize;
+            let target = &mut self.sessions[pending.target];
+            let value = submission.notify_value;
+            if status == Code::Ok {
+                target.sure[word] += value;
+            } else if !is_undelivered(status) {
+                target.unsure[word] += value;
+            }
+            let seen = target.signals[word].load_acquire();
+            assert!(
+                seen >= target.sure[word],
+                "{context}: signal {word} is {seen}, less than {}",
+                target.sure[word]
+            );
+        }
+    }
+
+    /// The route is the one that the override or the settings of its generation say, or a reason tells why not.
+    fn check_route(&self, pending: &Pending, completion: &Completion, context: &str) {
+        let submission = &pending.submission;
+        assert!(completion.generation >= pending.generation, "{context}: an old generation");
+        let lane = &self.lanes[pending.lane];
+        let settings = lane
+            .settings
+            .get(&completion.generation)
+            .unwrap_or_else(|| panic!("{context}: no such generation"));
+        let legs = [
+            (submission.send_leg, completion.send_leg, completion.send_reason, pending.session),
+            (submission.receive_leg, completion.receive_leg, completion.receive_reason, pending.target),
+        ];
+        for (at, (wanted, taken, reason, session)) in legs.into_iter().enumerate() {
+            let reason =
+                Reason::from_number(reason).unwrap_or_else(|| panic!("{context}: an unknown reason"));
+            if pending.data.is_empty() {
+                assert_eq!(reason, Reason::Empty, "{context}");
+                continue;
+            }
+            assert!(matches!(taken, LEG_STAGED | LEG_DIRECT), "{context}: no leg");
+            let client = &self.sessions[session];
+            let direct_possible =
+                if at == 0 { client.source.direct_possible } else { client.destination.direct_possible };
+            assert!(direct_possible || taken == LEG_STAGED, "{context}: direct is not possible");
+            if wanted != LEG_AUTO && direct_possible {
+                assert_eq!((taken, reason), (wanted, Reason::Override), "{context}");
+            } else if at == 0 && direct_possible && wanted == LEG_AUTO {
+                match (settings.mode(Setting::SendMode), reason) {
+                    (Mode::Staged, _) => assert_eq!((taken, reason), (LEG_STAGED, Reason::Mode), "{context}"),
+                    (Mode::Direct, _) => assert_eq!((taken, reason), (LEG_DIRECT, Reason::Mode), "{context}"),
+                    (Mode::Auto, Reason::Pressure) => assert_eq!(taken, LEG_DIRECT, "{context}"),
+                    (Mode::Auto, _) => {
+                        let is_direct =
+                            pending.data.len() as u64 >= settings.get(Setting::SendDirectFromBytes);
+                        assert_eq!(taken == LEG_DIRECT, is_direct, "{context}");
+                    }
+                }
+            }
+        }
+    }
+
+    fn note_route(&mut self, completion: &Completion) {
+        if completion.send_leg > 0 && completion.receive_leg > 0 {
+            let route = usize::from(completion.send_leg - 1) * 2 + usize::from(completion.receive_leg - 1);
+            self.routes[route] += 1;
+        }
+    }
+
+    /// A deadline is kept within the time to stop and to end a connection that does not answer.
+    fn check_time(&self, pending: &Pending, completion: &Completion, context: &str) {
+        let deadline = u64::from(pending.submission.deadline_us) * 1000;
+        if deadline > 0 && pending.expect == Expect::Outcome {
+            let ends_within =
+                8 * (self.config.network.down_latency.max + self.config.network.latency.max) + 8_000_000;
+            let quiesce_max = 4_000_000;
+            let limit = deadline + quiesce_max + ends_within;
+            assert!(
+                completion.duration_ns <= limit,
+                "{context}: took {} ns of {limit}",
+                completion.duration_ns
+            );
+        }
+        assert!(self.clock.now() >= pending.submitted_at);
+    }
+
+    /// Nobody touched bytes that it may not touch.
+    pub(super) fn check_violations(&self) {
+        let areas =
+            self.sessions.iter().flat_map(|session| [&session.source.memory, &session.destination.memory]);
+        for memory in areas.chain(&self.arenas) {
+            let seen = memory.take_violations();
+            assert!(seen.is_empty(), "{seen:#?}");
+        }
+    }
+
+    /// At the very end: memory is what the clients think it is, signals add up, and everything has come home.
+    pub(super) fn check_end(&mut self) {
+        use railhead_core::pool::Quota;
+        self.check_violations();
+        for session in 0..self.sessions.len() {
+            self.collect_events(session);
+            let client = &self.sessions[session];
+            client.source.check();
+            client.destination.check();
+            for word in 0..client.signals.len() {
+                let (seen, sure) = (client.signals[word].load_acquire(), client.sure[word]);
+                let most = sure + client.unsure[word];
+                assert!(
+                    seen >= sure && seen <= most,
+                    "session {session}: signal {word} is {seen}, not {sure} to {most}"
+                );
+            }
+        }
+        for (at, lane) in self.lanes.iter().enumerate() {
+            assert_eq!(lane.engine.in_flight(), 0, "lane {at} holds transfers");
+            assert_eq!(lane.engine.inbound_in_flight(), 0, "lane {at} holds inbound transfers");
+            assert_eq!(lane.engine.connections_up(), 0, "lane {at} thinks that connections are up");
+            let pool = lane.engine.pool();
+            for quota in [Quota::LargeSend, Quota::LargeReceive, Quota::SmallSend, Quota::SmallReceive] {
+                let (free, all) = (pool.free(quota), pool.shape().count(quota) as usize);
+                assert_eq!(free, all, "lane {at}: blocks of {quota:?} are not home");
+            }
+        }
+    }
+}
