@@ -36,6 +36,8 @@ pub(crate) enum Command {
     Reverse,
     /// Change the destination's byte at this offset after each copy that covers it.
     Spoil(u64),
+    /// Change the byte behind the destination too.
+    Overrun,
     /// Fail every write of at least this many bytes.
     Fail(u64, Code),
     /// Store an impossible tail in every completion ring.

@@ -56,6 +56,7 @@ struct Moods {
     strays: bool,
     reverse: bool,
     spoil: Option<u64>,
+    overrun: bool,
     fail: Option<(u64, Code)>,
 }
 
@@ -163,6 +164,7 @@ impl World {
             Command::Strays => self.moods.strays = true,
             Command::Reverse => self.moods.reverse = true,
             Command::Spoil(offset) => self.moods.spoil = Some(offset),
+            Command::Overrun => self.moods.overrun = true,
             Command::Fail(bytes, code) => self.moods.fail = Some((bytes, code)),
             Command::SpoilRings => self.spoil_rings(),
             Command::CountRegions(sender) => {
@@ -461,6 +463,9 @@ impl World {
             let mut byte = [0];
             target.read(at, &mut byte).unwrap();
             target.write(at, &[!byte[0]]).unwrap();
+        }
+        if self.moods.overrun {
+            let _ = region.span.write(submission.remote_offset + submission.bytes, &[0x11]);
         }
         let owner = region.session;
         let event = SessionEvent {
