@@ -93,7 +93,7 @@ mod tests {
             assert_eq!(rfc3339(unix * 1_000_000_000), shown);
         }
         assert_eq!(rfc3339(1_999_999), "1970-01-01T00:00:00.001Z");
-        rfc3339(u64::MAX);
+        assert!(rfc3339(u64::MAX).starts_with("2554-"));
     }
 
     #[test]

@@ -364,6 +364,7 @@ impl Desk {
             return Ok(Published { view: before, previous, changed, save: None, since: None });
         }
         let since = Instant::now();
+        let waiting = bound.unsettled;
         let answer = self.publish(&next, change.author, deadline)?;
         match answer {
             Answer::Prepared | Answer::Silent => {
@@ -374,6 +375,9 @@ impl Desk {
             Answer::Refused { code, word } => Err(self.refused(&before, code, word)),
             // Not accepted, so the next dataplane starts without it.
             Answer::Lost => {
+                if let Some(bound) = &mut self.bound {
+                    (bound.view, bound.unsettled) = (before, waiting);
+                }
                 let detail = "the dataplane went away before it took the settings; nothing was changed";
                 Err(Problem::new(Code::DataplaneAbsent, detail))
             }
