@@ -123,13 +123,19 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
         }
     }
 
-    /// Frees the slots of connections whose last local work has ended; gives record credits back.
-    pub(super) fn push_connections(&mut self, _now: Nanos) {
+    /// Posts what is ready, gives record credits back, and frees the connections whose last local work has ended.
+    pub(super) fn push_connections(&mut self, now: Nanos) {
         for at in 0..self.connections.len() {
             let entry = &self.connections[at];
             let connection = ConnectionIndex(u16::try_from(at).unwrap_or(u16::MAX));
             match entry.phase {
-                ConnectionPhase::Up => self.return_records(connection),
+                ConnectionPhase::Up => {
+                    if !self.connections[at].ready.is_empty() {
+                        // Also for transfers that stop: what they have written still owes its record.
+                        self.post_ready(connection, now);
+                    }
+                    self.return_records(connection);
+                }
                 ConnectionPhase::Draining
                     if self.connections_unsettled && entry.dead == 0 && entry.inbound_open == 0 =>
                 {

@@ -241,13 +241,13 @@ impl<'s, F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'s, F, C, M
         self.progressed = false;
         self.poll_fabric(now);
         self.poll_copier(now);
+        self.push_connections(now);
         self.intake(now);
         self.schedule(now);
         self.push_stopping(now);
         self.push_inbound(now);
         self.fabric.kick(now);
         self.copier.kick(now);
-        self.push_connections(now);
         self.publish_completions();
         self.run_timers(now);
         self.observe.add(Counter::Turns, 1);

@@ -42,7 +42,11 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
         }
         let transfer = &self.transfers[index as usize];
         if transfer.next_offset == transfer.submission.bytes {
-            return if transfer.chunks_unposted == 0 { self.send_fin(index, now) } else { Visit::Blocked };
+            if transfer.chunks_unposted > 0 {
+                self.post_ready(transfer.connection, now);
+            }
+            let is_posted = self.transfers[index as usize].chunks_unposted == 0;
+            return if is_posted { self.send_fin(index, now) } else { Visit::Blocked };
         }
         match self.make_chunk(index, now) {
             Ok(bytes) => {
@@ -293,6 +297,7 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
                 return;
             }
             self.connections[at].ready.remove(self.chunk_links, chunk);
+            self.progress();
             self.transfers[entry.transfer as usize].chunks_unposted -= 1;
             if self.chunks[chunk as usize].is_done {
                 self.free_chunk(chunk, now);
