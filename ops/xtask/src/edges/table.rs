@@ -149,6 +149,13 @@ pub(crate) const RULES: &[Rule] = &[
         external_in_tests: &["proptest", "tempfile"],
     },
     Rule {
+        package: "compare",
+        own: &["ring", "abi", "shm", "client"],
+        own_in_tests: &[],
+        external: &["clap", "memmap2", "rtrb", "rustix", "serde_json", "tempfile", "thiserror"],
+        external_in_tests: &[],
+    },
+    Rule {
         package: "micro",
         own: &[],
         own_in_tests: &["ring", "abi", "core", "shm", "host"],
