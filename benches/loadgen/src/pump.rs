@@ -92,6 +92,12 @@ impl Tally {
         };
     }
 
+    /// Takes over the errors of transfers that are not measured, such as a warm-up's.
+    pub(crate) fn blame(&mut self, other: &Self) {
+        let errors = Self { errors: other.errors.clone(), told: other.told.clone(), ..Self::new() };
+        self.merge(&errors);
+    }
+
     pub(crate) fn error_count(&self) -> u64 {
         self.errors.values().sum()
     }

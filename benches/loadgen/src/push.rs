@@ -38,8 +38,22 @@ struct Report {
     total: Figures,
     digests_equal: usize,
     digests_wrong: Vec<String>,
+    /// Why not all rounds were made.
+    aborted: Option<String>,
     verified: bool,
     rounds: Vec<Figures>,
+}
+
+/// What all rounds came to.
+struct Outcome {
+    total: Tally,
+    elapsed: Duration,
+    cpu: Option<Duration>,
+    equal: usize,
+    wrong: Vec<String>,
+    rounds: Vec<Figures>,
+    /// Why not all rounds were made.
+    aborted: Option<String>,
 }
 
 pub(crate) fn run(options: &Push) -> Result<()> {
@@ -56,33 +70,7 @@ pub(crate) fn run(options: &Push) -> Result<()> {
     };
     let mut sink = Sink::join(connection, &session, &mut port, areas)?;
     let expected = model.load(&sink.source)?;
-    let mut rounds = Vec::new();
-    let mut total = Tally::new();
-    let (mut elapsed, mut cpu_used) = (Duration::ZERO, Duration::ZERO);
-    let (mut equal, mut wrong) = (0, Vec::new());
-    for round in 0..options.repeat {
-        // A fresh poison, so that a tensor of the round before cannot pass for this one's.
-        let byte = 0xa5 ^ round.to_le_bytes()[0];
-        sink.command(&mut port, &Command::Poison { bytes: model.data_bytes, byte }, &[])?;
-        let bar = progress(&model, round, options.repeat);
-        let before = cpu::used(&connection.cpu_of)?;
-        let start = Instant::now();
-        let tally = push_tensors(options, &model, &sink, &mut port, &bar)?;
-        let took = start.elapsed();
-        let cpu = cpu::used(&connection.cpu_of)?.saturating_sub(before);
-        bar.finish_and_clear();
-        let (good, bad) = compare(&model, &expected, &mut sink, &mut port)?;
-        equal += good;
-        wrong.extend(bad);
-        let figures = Figures::new(&tally, took, (!connection.cpu_of.is_empty()).then_some(cpu));
-        if options.repeat > 1 {
-            eprintln!("{}", round_text(round, &figures));
-        }
-        rounds.push(figures);
-        total.merge(&tally);
-        elapsed += took;
-        cpu_used += cpu;
-    }
+    let outcome = run_rounds(options, &model, &expected, &mut sink, &mut port);
     let report = Report {
         command: "push",
         file: options.file.display().to_string(),
@@ -95,23 +83,88 @@ pub(crate) fn run(options: &Push) -> Result<()> {
         route: options.route.name(),
         page_bytes: sink.source.page_bytes(),
         page_step_down: sink.source.step_down().map(ToString::to_string),
-        total: Figures::new(&total, elapsed, (!connection.cpu_of.is_empty()).then_some(cpu_used)),
-        digests_equal: equal,
-        verified: wrong.is_empty() && total.error_count() == 0,
-        digests_wrong: wrong,
-        rounds,
+        total: Figures::new(&outcome.total, outcome.elapsed, outcome.cpu),
+        digests_equal: outcome.equal,
+        verified: outcome.equal == model.tensors.len() * options.repeat as usize
+            && outcome.total.error_count() == 0,
+        digests_wrong: outcome.wrong,
+        aborted: outcome.aborted,
+        rounds: outcome.rounds,
     };
     publish(&text(&report), &report, connection.json.as_deref())?;
-    sink.leave(&mut port)?;
+    if report.aborted.is_none() {
+        sink.leave(&mut port);
+    }
     if report.verified {
         return Ok(());
     }
     Err(BenchError::Wrong(format!(
-        "{} transfers failed, {} tensors differ at {}; see the events and the log of both dataplanes",
-        total.error_count(),
+        "{} transfers failed, {} tensors differ at {}{}; see the events and the log of both dataplanes",
+        outcome.total.error_count(),
         report.digests_wrong.len(),
-        connection.to
+        connection.to,
+        report.aborted.map_or_else(String::new, |reason| format!("; ended early: {reason}"))
     )))
+}
+
+/// Makes the rounds, as far as they go: what was moved before something broke is reported all the same.
+fn run_rounds(
+    options: &Push,
+    model: &Model,
+    expected: &[[u8; DIGEST_BYTES]],
+    sink: &mut Sink,
+    port: &mut Port,
+) -> Outcome {
+    let cpu = (!options.connection.cpu_of.is_empty()).then_some(Duration::ZERO);
+    let mut outcome = Outcome {
+        total: Tally::new(),
+        elapsed: Duration::ZERO,
+        cpu,
+        equal: 0,
+        wrong: Vec::new(),
+        rounds: Vec::new(),
+        aborted: None,
+    };
+    for round in 0..options.repeat {
+        if let Err(error) = run_round(options, round, model, expected, (sink, port), &mut outcome) {
+            outcome.aborted = Some(format!("round {}: {error}", round + 1));
+            break;
+        }
+    }
+    outcome
+}
+
+fn run_round(
+    options: &Push,
+    round: u32,
+    model: &Model,
+    expected: &[[u8; DIGEST_BYTES]],
+    (sink, port): (&mut Sink, &mut Port),
+    outcome: &mut Outcome,
+) -> Result<()> {
+    let pids = &options.connection.cpu_of;
+    // A fresh poison, so that a tensor of the round before cannot pass for this one's.
+    let byte = 0xa5 ^ round.to_le_bytes()[0];
+    sink.command(port, &Command::Poison { bytes: model.data_bytes, byte }, &[])?;
+    let bar = progress(model, round, options.repeat);
+    let before = cpu::used(pids)?;
+    let start = Instant::now();
+    let tally = push_tensors(options, model, sink, port, &bar)?;
+    let elapsed = start.elapsed();
+    let cpu = cpu::used(pids)?.saturating_sub(before);
+    bar.finish_and_clear();
+    let figures = Figures::new(&tally, elapsed, outcome.cpu.map(|_| cpu));
+    if options.repeat > 1 {
+        eprintln!("{}", round_text(round, &figures));
+    }
+    outcome.rounds.push(figures);
+    outcome.total.merge(&tally);
+    outcome.elapsed += elapsed;
+    outcome.cpu = outcome.cpu.map(|sum| sum + cpu);
+    let (equal, wrong) = compare(model, expected, sink, port)?;
+    outcome.equal += equal;
+    outcome.wrong.extend(wrong);
+    Ok(())
 }
 
 fn push_tensors(
@@ -213,6 +266,9 @@ fn text(report: &Report) -> String {
     }
     for failure in &total.failures {
         lines.push(("failure", failure.clone()));
+    }
+    if let Some(reason) = &report.aborted {
+        lines.push(("ended", reason.clone()));
     }
     lines.iter().map(|(name, value)| format!("{name:<9} {value}\n")).collect()
 }

@@ -113,12 +113,21 @@ impl Sink {
         self.ask(port, &words, at, sequence, "the answer to a command")
     }
 
-    /// Tells the serving program that it can forget us, and gives everything back.
-    pub(crate) fn leave(mut self, port: &mut Port) -> Result<()> {
-        self.command(port, &Command::Leave, &[])?;
-        self.session.close(self.remote.handle()).map_err(BenchError::session("close data region"))?;
-        self.source.release().map_err(BenchError::session("release source region"))?;
-        self.replies.release().map_err(BenchError::session("release reply region"))
+    /// Tells the serving program that it can forget us, and gives everything back. The result stands by now, and the
+    /// session's end gives back what this does not: so a failure is only told.
+    pub(crate) fn leave(mut self, port: &mut Port) {
+        let mut end = || {
+            self.command(port, &Command::Leave, &[])?;
+            self.session.close(self.remote.handle()).map_err(BenchError::session("close data region"))
+        };
+        let ended = end();
+        let released = [self.source.release(), self.replies.release()];
+        let released = released
+            .into_iter()
+            .try_for_each(|result| result.map_err(BenchError::session("release regions")));
+        if let Err(error) = ended.and(released) {
+            eprintln!("railhead-bench: leaving {}: {error}", self.node);
+        }
     }
 
     fn ask(
@@ -183,12 +192,17 @@ impl Sink {
 /// Opens the region, waiting for a peer and a program that are still starting.
 fn open_when_up(session: &Session, node: &str, region: &str, wait: Duration) -> Result<Remote> {
     let start = Instant::now();
+    let mut told = false;
     loop {
         match session.open(node, region) {
             Ok(remote) => return Ok(remote),
             Err(SessionError::Refused { code: Code::PeerNotConnected | Code::RegionUnknown, .. })
                 if start.elapsed() < wait =>
             {
+                if !told {
+                    eprintln!("waiting up to {wait:?} for region {region} of node {node}");
+                    told = true;
+                }
                 std::thread::sleep(RETRY);
             }
             Err(source) => {

@@ -13,7 +13,7 @@ use crate::error::{BenchError, Result};
 use crate::exchange::{Areas, Command, HEAD_BYTES};
 use crate::pattern::{NEVER, Spec};
 use crate::pump::{Tally, pump};
-use crate::report::{Figures, columns, publish, size_text, time_text};
+use crate::report::{Figures, Share, columns, publish, size_text, time_text};
 use crate::sink::{Sink, attach, take_port};
 
 #[derive(Debug, Serialize)]
@@ -29,6 +29,8 @@ struct Report {
     page_bytes: usize,
     page_step_down: Option<String>,
     rows: Vec<Row>,
+    /// Why not all rows are there.
+    aborted: Option<String>,
     verified: bool,
 }
 
@@ -46,12 +48,19 @@ struct Row {
     verified: bool,
 }
 
-/// What one thread needs for one size and route.
+/// What each thread needs for one size and route.
+#[derive(Clone, Copy)]
 struct Job<'a> {
-    options: &'a Sweep,
     spec: Spec,
     source: &'a Region,
     template: Write,
+    outstanding: usize,
+    /// Number of the first transfer.
+    first: u64,
+    /// Transfers of each port.
+    most: Option<u64>,
+    /// When to stop instead.
+    seconds: Option<Duration>,
 }
 
 pub(crate) fn run(options: &Sweep) -> Result<()> {
@@ -64,24 +73,8 @@ pub(crate) fn run(options: &Sweep) -> Result<()> {
         (0..options.ports).map(|_| take_port(&session, connection)).collect::<Result<Vec<Port>>>()?;
     let areas = Areas { payload_bytes, command_bytes: HEAD_BYTES + 8 * slots_max, reply_bytes: HEAD_BYTES };
     let mut sink = Sink::join(connection, &session, &mut ports[0], areas)?;
-    let bar = progress((options.sizes.len() * routes.len()) as u64);
     let mut rows = Vec::new();
-    for &bytes in &options.sizes {
-        for &route in &routes {
-            bar.set_message(format!("{} {}", size_text(bytes), route.name()));
-            // A new seed and poison for each measurement: what an earlier one left does not pass.
-            let number = rows.len() as u64 + 1;
-            let spec = Spec {
-                bytes,
-                slots: slots(options, bytes),
-                seed: number.wrapping_mul(0x9E37_79B9_7F4A_7C15),
-                poison: 0xa5 ^ number.to_le_bytes()[0],
-            };
-            rows.push(measure(options, spec, route, &mut sink, &mut ports)?);
-            bar.inc(1);
-        }
-    }
-    bar.finish_and_clear();
+    let aborted = measure_all(options, &routes, &mut sink, &mut ports, &mut rows).err();
     let report = Report {
         command: "sweep",
         from: session.node().to_owned(),
@@ -92,20 +85,52 @@ pub(crate) fn run(options: &Sweep) -> Result<()> {
         cold_bytes: options.cold,
         page_bytes: sink.source.page_bytes(),
         page_step_down: sink.source.step_down().map(ToString::to_string),
-        verified: rows.iter().all(|row| row.verified),
+        verified: aborted.is_none() && rows.iter().all(|row| row.verified),
         rows,
+        aborted: aborted.map(|error| error.to_string()),
     };
     publish(&text(&report), &report, connection.json.as_deref())?;
-    sink.leave(&mut ports[0])?;
+    if report.aborted.is_none() {
+        sink.leave(&mut ports[0]);
+    }
     if report.verified {
         return Ok(());
     }
     let errors: u64 = report.rows.iter().flat_map(|row| row.figures.errors.values()).sum();
     let wrong: u64 = report.rows.iter().map(|row| row.wrong_bytes).sum();
     Err(BenchError::Wrong(format!(
-        "{errors} transfers failed, {wrong} bytes are wrong at {}; see the events and the log of both dataplanes",
-        connection.to
+        "{errors} transfers failed, {wrong} bytes are wrong at {}{}; see the events and the log of both dataplanes",
+        connection.to,
+        report.aborted.map_or_else(String::new, |reason| format!("; ended early: {reason}"))
     )))
+}
+
+/// Measures every size and route; rows made before something broke stay.
+fn measure_all(
+    options: &Sweep,
+    routes: &[Route],
+    sink: &mut Sink,
+    ports: &mut [Port],
+    rows: &mut Vec<Row>,
+) -> Result<()> {
+    let bar = progress((options.sizes.len() * routes.len()) as u64);
+    for &bytes in &options.sizes {
+        for &route in routes {
+            bar.set_message(format!("{} {}", size_text(bytes), route.name()));
+            // A new seed and poison for each measurement: what an earlier one left does not pass.
+            let number = rows.len() as u64 + 1;
+            let spec = Spec {
+                bytes,
+                slots: slots(options, bytes),
+                seed: number.wrapping_mul(0x9E37_79B9_7F4A_7C15),
+                poison: 0xa5 ^ number.to_le_bytes()[0],
+            };
+            rows.push(measure(options, spec, route, sink, ports)?);
+            bar.inc(1);
+        }
+    }
+    bar.finish_and_clear();
+    Ok(())
 }
 
 /// Slots for one size: as many as are in flight, or enough to leave the caches.
@@ -150,12 +175,30 @@ fn measure(options: &Sweep, spec: Spec, route: Route, sink: &mut Sink, ports: &m
         receive_leg: route.receive,
         ..Write::default()
     };
-    let job = Job { options, spec, source: &sink.source, template };
+    let ports_count = ports.len() as u64;
+    let per_port = |iterations: u64| Some(iterations.div_ceil(ports_count));
+    // Every slot once, so that no page is touched for the first time while it counts.
+    let warm = Job {
+        spec,
+        source: &sink.source,
+        template,
+        outstanding: connection.outstanding as usize,
+        first: 0,
+        most: per_port(spec.slots),
+        seconds: None,
+    };
+    let (warm_tally, mut last) = run_ports(&warm, ports)?;
+    let seconds = options.iterations.is_none().then_some(options.seconds);
+    let job = Job { first: spec.slots, most: options.iterations.and_then(per_port), seconds, ..warm };
     let before = cpu::used(&connection.cpu_of)?;
     let start = Instant::now();
-    let (tally, last) = run_ports(&job, ports)?;
+    let (mut tally, newest) = run_ports(&job, ports)?;
     let elapsed = start.elapsed();
     let cpu = cpu::used(&connection.cpu_of)?.saturating_sub(before);
+    for (last, newest) in last.iter_mut().zip(newest).filter(|(_, newest)| *newest != NEVER) {
+        *last = newest;
+    }
+    tally.blame(&warm_tally);
     let (reply, _) = sink.command(&mut ports[0], &Command::Verify(spec), &last)?;
     let [checked_bytes, wrong_bytes] = reply.figures;
     Ok(Row {
@@ -192,28 +235,26 @@ fn run_ports(job: &Job<'_>, ports: &mut [Port]) -> Result<(Tally, Vec<u64>)> {
 }
 
 fn run_port(job: &Job<'_>, port: &mut Port, slots: std::ops::Range<u64>) -> Result<(Tally, Vec<u64>)> {
-    let outstanding = job.options.connection.outstanding as usize;
     let count = (slots.end - slots.start) as usize;
     let mut tally = Tally::new();
     let mut last = vec![NEVER; count];
     // First in, first out: with more slots than are in flight this walks through all of them.
     let free = std::cell::RefCell::new((0..count as u64).collect::<VecDeque<u64>>());
-    let end = job.options.iterations.is_none().then(|| Instant::now() + job.options.seconds);
-    let most = job.options.iterations.unwrap_or(u64::MAX).div_ceil(u64::from(job.options.ports));
-    let mut iteration = 0;
+    let end = job.seconds.map(|seconds| Instant::now() + seconds);
+    let mut made = 0;
     let next = |now: Instant| {
-        if iteration == most || (iteration > 0 && end.is_some_and(|end| now >= end)) {
+        if job.most == Some(made) || (made > 0 && end.is_some_and(|end| now >= end)) {
             return Ok(None);
         }
         let Some(slot) = free.borrow_mut().pop_front() else { return Ok(None) };
         let at = job.spec.slot_at(slots.start + slot);
-        let stamped = job.spec.stamp(job.source, slots.start + slot, iteration);
+        let stamped = job.spec.stamp(job.source, slots.start + slot, job.first + made);
         stamped.map_err(|error| BenchError::Wrong(error.to_string()))?;
-        last[slot as usize] = iteration;
-        iteration += 1;
+        last[slot as usize] = job.first + made;
+        made += 1;
         Ok(Some(Write { cookie: slot, local_offset: at, remote_offset: at, ..job.template }))
     };
-    pump(port, outstanding, count, next, |completion, latency| {
+    pump(port, job.outstanding, count, next, |completion, latency| {
         tally.add(completion, latency);
         free.borrow_mut().push_back(completion.cookie);
     })?;
@@ -226,7 +267,6 @@ fn progress(cells: u64) -> ProgressBar {
     if let Ok(style) = ProgressStyle::with_template("{msg:24} {wide_bar} {pos}/{len} {eta}") {
         bar.set_style(style);
     }
-    bar.enable_steady_tick(Duration::from_millis(200));
     bar
 }
 
@@ -248,7 +288,11 @@ fn text(report: &Report) -> String {
     for row in &report.rows {
         let figures = &row.figures;
         let latency = figures.latency_us;
-        let taken: Vec<&str> = figures.routes.keys().map(String::as_str).collect();
+        let share = |(route, share): (&String, &Share)| match figures.routes.len() {
+            1 => route.clone(),
+            _ => format!("{route} {:.0}%", 100.0 * share.transfers as f64 / figures.transfers.max(1) as f64),
+        };
+        let taken: Vec<String> = figures.routes.iter().map(share).collect();
         rows.push(vec![
             size_text(row.size_bytes),
             row.route.clone(),

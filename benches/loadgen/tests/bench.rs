@@ -154,6 +154,29 @@ fn push_reports_failed_transfers_with_code_and_remedy() {
 }
 
 #[test]
+fn what_was_moved_before_the_dataplane_died_is_reported() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut fake, _serving, path) = setup(folder.path());
+    let mut command = bench();
+    command
+        .args(["push", &path, "--to", "b", "--json", "-", "--repeat", "1000000", "--socket"])
+        .arg(fake.path("a"));
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(child.stderr.take().unwrap()));
+    let third = lines.by_ref().map(Result::unwrap).find(|line| line.starts_with("round 3:"));
+    assert!(third.unwrap().contains("direct-direct"));
+    fake.kill();
+    let rest: Vec<String> = lines.map(Result::unwrap).collect();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(json["verified"], false);
+    assert!(json["rounds"].as_array().unwrap().len() >= 3);
+    assert!(json["aborted"].as_str().unwrap().contains("dataplane"), "{json}");
+    assert!(rest.last().unwrap().contains("ended early"), "{rest:?}");
+}
+
+#[test]
 fn sweep_measures_and_verifies_every_size_and_route() {
     let fake = Fake::start(&["a", "b"], 2);
     let _serving = Serving::start(&fake, "b", &[]);

@@ -25,7 +25,7 @@ pub enum SessionError {
         code: Code,
     },
     /// Nobody answers at the session socket.
-    #[error("no dataplane at {}: {source}; start railhead-dataplane, or correct the path (dataplane.session_socket of its configuration)", path.display())]
+    #[error("no dataplane at {}: {source}; {}", path.display(), absent_remedy(source))]
     Absent {
         /// The path that was tried.
         path: PathBuf,
@@ -129,6 +129,15 @@ impl SessionError {
 
     pub(crate) fn argument(argument: &'static str, code: Code, problem: impl Into<String>) -> Self {
         Self::Argument { argument, problem: problem.into(), code }
+    }
+}
+
+const fn absent_remedy(source: &SocketError) -> &'static str {
+    match source {
+        SocketError::System { errno: rustix::io::Errno::ACCESS, .. } => {
+            "give this user access to the socket's folder and write permission on the socket"
+        }
+        _ => "start railhead-dataplane, or correct the path (dataplane.session_socket of its configuration)",
     }
 }
 

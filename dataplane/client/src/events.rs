@@ -12,7 +12,7 @@ use railhead_shm::{Words, futex};
 
 use crate::error::SessionError;
 use crate::port::SLEEP_MAX;
-use crate::session::Shared;
+use crate::shared::Shared;
 
 /// How long a wait polls before it sleeps.
 const SPIN: Duration = Duration::from_micros(20);

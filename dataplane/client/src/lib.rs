@@ -41,9 +41,11 @@ mod cookies;
 mod error;
 mod events;
 mod lanes;
+mod line;
 mod port;
 mod region;
 mod session;
+mod shared;
 mod write;
 
 pub use error::{Failure, SessionError, outcome};

@@ -13,7 +13,7 @@ use railhead_shm::{Words, futex};
 
 use crate::cookies::Cookies;
 use crate::error::SessionError;
-use crate::session::Shared;
+use crate::shared::Shared;
 use crate::write::Write;
 
 /// How often a port that finds nothing asks the kernel whether the dataplane lives.

@@ -1,37 +1,25 @@
 //! The session: attaching, and everything that is asked over the socket.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
+use railhead_abi::Code;
 use railhead_abi::frame::{
-    ACCESS_WRITE, FRAME_BYTES_MAX, Frame, Handle, Hello, NAME_BYTES_MAX, Open, Register, Release, Text,
-    Welcome, is_name, name_words, text_words,
+    ACCESS_WRITE, Frame, Handle, Hello, NAME_BYTES_MAX, Open, Register, Release, is_name, name_words,
+    text_words,
 };
-use railhead_abi::segment::{
-    EVENT_ENTRIES, PORT_ENTRIES_MAX, PORTS_PER_LANE_MAX, SESSION_MAGIC, SIGNALS, SessionHeader, SessionShape,
-};
+use railhead_abi::segment::{PORT_ENTRIES_MAX, PORTS_PER_LANE_MAX};
 use railhead_abi::settings::LANES_MAX;
-use railhead_abi::{ABI_VERSION, Code};
-use railhead_ring::sync::fence_seq_cst;
-use railhead_shm::socket::{self, SocketError};
-use railhead_shm::{Access, Mapping, Word, Words, eventfd};
-use rustix::event::{PollFd, PollFlags};
-use rustix::fs::OFlags;
-use rustix::net::sockopt::{Timeout, set_socket_timeout};
 
 use crate::error::SessionError;
 use crate::events::Events;
-use crate::lanes::LanesPage;
+use crate::line::{Line, lock};
 use crate::port::Port;
 use crate::region::{Region, RegionOptions};
+use crate::shared::Shared;
 use crate::write::{RegionHandle, RemoteHandle};
-
-/// The session's version on the socket.
-#[expect(clippy::cast_possible_truncation, reason = "checked by the assertion below")]
-const VERSION: u16 = ABI_VERSION as u16;
-const _: () = assert!(ABI_VERSION <= u16::MAX as u32);
 
 /// Bytes of a grant's text: what the frame's field holds, less the terminating zero.
 const GRANT_BYTES_MAX: usize = 95;
@@ -124,18 +112,7 @@ impl Session {
     /// that are wrong or do not come.
     pub fn attach(path: impl AsRef<Path>, options: &AttachOptions<'_>) -> Result<Self, SessionError> {
         options.check()?;
-        let path = path.as_ref();
-        let connection = socket::connect(path)
-            .map_err(|source| SessionError::Absent { path: PathBuf::from(path), source })?;
-        for which in [Timeout::Recv, Timeout::Send] {
-            // A timeout of zero would mean none at all.
-            let timeout = options.timeout.max(Duration::from_millis(1));
-            set_socket_timeout(&connection, which, Some(timeout)).map_err(|errno| {
-                SessionError::Socket(SocketError::System { call: "setsockopt(SO_RCVTIMEO)", errno })
-            })?;
-        }
-        let line =
-            Line { connection, timeout: options.timeout, in_step: Mutex::new(true), lost: Word::new(0) };
+        let line = Line::connect(path.as_ref(), options.timeout)?;
         let hello = Hello { name: name_words(options.name), ports: options.ports, entries: options.entries };
         let (answer, fds) = line.request(&Frame::Hello(hello), &[])?;
         let Frame::Welcome(welcome) = answer else {
@@ -165,19 +142,19 @@ impl Session {
     /// Lanes of the dataplane.
     #[must_use]
     pub fn lanes(&self) -> usize {
-        self.shared.shape.lanes
+        self.shared.shape().lanes
     }
 
     /// Ports that were granted.
     #[must_use]
     pub fn ports(&self) -> usize {
-        self.shared.shape.ports
+        self.shared.shape().ports
     }
 
     /// Transfers that each port can have in flight.
     #[must_use]
     pub fn entries(&self) -> usize {
-        self.shared.shape.entries
+        self.shared.shape().entries
     }
 
     /// The next port that nobody has taken, or `None`. Move it to the thread that will submit.
@@ -185,7 +162,7 @@ impl Session {
     pub fn take_port(&self) -> Option<Port> {
         let index = {
             let mut taken = lock(&self.shared.taken);
-            if taken.ports == self.shared.shape.ports {
+            if taken.ports == self.shared.shape().ports {
                 return None;
             }
             taken.ports += 1;
@@ -316,239 +293,4 @@ pub(crate) fn check_grant(grant: &str) -> Result<(), SessionError> {
         return Err(SessionError::argument("grant", Code::NameInvalid, problem));
     }
     Ok(())
-}
-
-/// The socket: one request and its answer at a time.
-#[derive(Debug)]
-struct Line {
-    connection: OwnedFd,
-    timeout: Duration,
-    /// False once an answer did not come in time: a later one would be taken for the wrong request's.
-    in_step: Mutex<bool>,
-    /// 1 once the dataplane is known to be gone.
-    lost: Word,
-}
-
-impl Line {
-    fn request(&self, frame: &Frame, fds: &[BorrowedFd<'_>]) -> Result<(Frame, Vec<OwnedFd>), SessionError> {
-        let mut in_step = lock(&self.in_step);
-        if self.is_lost() {
-            return Err(SessionError::DataplaneLost);
-        }
-        if !*in_step {
-            return Err(SessionError::TimedOut(self.timeout));
-        }
-        let (bytes, count) = frame.encode(VERSION);
-        // Out of step until the whole exchange is over, whichever way this function is left.
-        *in_step = false;
-        match socket::send_frame(&self.connection, &bytes[..count], fds) {
-            // A refusal may lie in the socket although it is closed for sending.
-            Ok(()) | Err(SocketError::Closed) => {}
-            Err(error) => return Err(self.failed(error)),
-        }
-        let mut buffer = [0; FRAME_BYTES_MAX];
-        let answer = socket::recv_frame(&self.connection, &mut buffer, socket::FDS_MAX);
-        let answer = answer.map_err(|error| self.failed(error))?;
-        *in_step = true;
-        match Frame::decode(VERSION, &buffer[..answer.bytes]) {
-            Ok(Frame::Refused(refused)) => Err(SessionError::refused(&refused)),
-            Ok(frame) => Ok((frame, answer.fds)),
-            Err(code) => Err(SessionError::Version { code }),
-        }
-    }
-
-    fn release(&self, release: Release) -> Result<(), SessionError> {
-        match self.request(&Frame::Release(release), &[])? {
-            (Frame::Released(_), _) => Ok(()),
-            _ => Err(SessionError::Answer { what: "it does not follow the release" }),
-        }
-    }
-
-    fn failed(&self, error: SocketError) -> SessionError {
-        match error {
-            SocketError::Closed => {
-                self.lost.store_release(1);
-                SessionError::DataplaneLost
-            }
-            SocketError::NotReady => SessionError::TimedOut(self.timeout),
-            error => SessionError::Socket(error),
-        }
-    }
-
-    /// Whether it is known to be gone: one load.
-    #[inline]
-    fn is_lost(&self) -> bool {
-        // Partner: the release stores of `lost`. The kernel reported the end after the dataplane's last store.
-        self.lost.load_acquire() != 0
-    }
-
-    /// Asks the kernel whether it is gone.
-    fn look(&self) -> bool {
-        if self.is_lost() {
-            return true;
-        }
-        let mut wanted = [PollFd::new(&self.connection, PollFlags::RDHUP)];
-        let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
-        // A failed poll says nothing: the next one will.
-        let polled = rustix::event::poll(&mut wanted, Some(&now));
-        let ended = PollFlags::HUP | PollFlags::RDHUP | PollFlags::ERR;
-        if polled.is_ok() && wanted[0].revents().intersects(ended) {
-            self.lost.store_release(1);
-        }
-        self.is_lost()
-    }
-}
-
-#[derive(Debug, Default)]
-struct Taken {
-    ports: usize,
-    events: bool,
-}
-
-/// What ports, events and regions keep alive.
-#[derive(Debug)]
-pub(crate) struct Shared {
-    line: Line,
-    lanes_page: LanesPage,
-    /// One for each lane, never read here.
-    bells: Vec<OwnedFd>,
-    memory: Words,
-    shape: SessionShape,
-    incarnation: u64,
-    node: Text,
-    name: Text,
-    taken: Mutex<Taken>,
-}
-
-impl Shared {
-    fn new(line: Line, welcome: &Welcome, fds: Vec<OwnedFd>) -> Result<Self, SessionError> {
-        let shape = SessionShape {
-            lanes: welcome.lanes as usize,
-            ports: welcome.ports as usize,
-            entries: welcome.entries as usize,
-        };
-        check_shape(&shape, welcome)?;
-        if fds.len() != 2 + shape.lanes {
-            return Err(SessionError::Answer { what: "the welcome carries the wrong number of descriptors" });
-        }
-        let mut fds = fds.into_iter();
-        let (Some(memory), Some(lanes_page)) = (fds.next(), fds.next()) else {
-            return Err(SessionError::Answer { what: "the welcome carries no memory" });
-        };
-        let bells: Vec<OwnedFd> = fds.collect();
-        for bell in &bells {
-            keep_from_blocking(bell)?;
-        }
-        Ok(Self {
-            line,
-            lanes_page: LanesPage::map(lanes_page)?,
-            bells,
-            memory: map_session(memory, &shape, welcome.incarnation)?,
-            shape,
-            incarnation: welcome.incarnation,
-            node: Text::of(&welcome.node),
-            name: Text::of(&welcome.name),
-            taken: Mutex::default(),
-        })
-    }
-
-    pub(crate) const fn shape(&self) -> &SessionShape {
-        &self.shape
-    }
-
-    /// A part of the session memory; attach checked that the shape lies inside.
-    pub(crate) fn words(&self, first: usize, count: usize) -> Result<Words, SessionError> {
-        self.memory
-            .part(first, count)
-            .map_err(|_| SessionError::Answer { what: "the session memory is too small" })
-    }
-
-    /// Makes the lane look at what was published before, if it sleeps. Never blocks.
-    #[inline]
-    pub(crate) fn ring(&self, lane: usize) {
-        // Partner: the lane's fence between setting its asleep word and looking at the rings again.
-        fence_seq_cst();
-        if self.lanes_page.is_asleep(lane) {
-            // It fails only for a descriptor that is no eventfd; the lane then finds the entries when it next wakes.
-            let rung = eventfd::ring(&self.bells[lane]);
-            debug_assert!(rung.is_ok(), "the welcome carried something else than an eventfd");
-        }
-    }
-
-    pub(crate) fn signal(&self, index: usize) -> Option<u64> {
-        // Partner: the lane's release add after the data was placed.
-        (index < SIGNALS).then(|| self.memory[SessionShape::SIGNALS + index].load_acquire())
-    }
-
-    pub(crate) fn is_lost(&self) -> bool {
-        self.line.is_lost()
-    }
-
-    pub(crate) fn look(&self) -> bool {
-        self.line.look()
-    }
-
-    /// The dataplane broke the rules of the shared memory: what it says is not to be used any more.
-    pub(crate) fn condemn(&self) {
-        self.line.lost.store_release(1);
-    }
-}
-
-fn check_shape(shape: &SessionShape, welcome: &Welcome) -> Result<(), SessionError> {
-    let wrong = |what| Err(SessionError::Answer { what });
-    if shape.lanes == 0 || shape.lanes > LANES_MAX {
-        return wrong("it names an impossible number of lanes");
-    }
-    if shape.ports > LANES_MAX * PORTS_PER_LANE_MAX {
-        return wrong("it names an impossible number of ports");
-    }
-    if !shape.entries.is_power_of_two() || shape.entries > PORT_ENTRIES_MAX {
-        return wrong("it names an impossible number of entries");
-    }
-    if welcome.event_entries as usize != EVENT_ENTRIES || welcome.signals as usize != SIGNALS {
-        return wrong("its event rings or signals have another size");
-    }
-    Ok(())
-}
-
-/// Maps the session memory and checks that its header says what the welcome said.
-fn map_session(memory: OwnedFd, shape: &SessionShape, incarnation: u64) -> Result<Words, SessionError> {
-    let what = "the session memory";
-    let mapping =
-        Mapping::of_sealed(memory, Access::ReadWrite).map_err(|source| SessionError::Map { what, source })?;
-    let words = mapping.words(0, shape.words()).map_err(|source| SessionError::Map { what, source })?;
-    let header = SessionHeader::decode(&core::array::from_fn(|at| words[at].load_acquire()));
-    let expected = SessionHeader {
-        magic: SESSION_MAGIC,
-        abi_version: ABI_VERSION,
-        lanes: header.lanes,
-        segment_words: shape.words() as u64,
-        incarnation,
-        ports: header.ports,
-        entries: header.entries,
-    };
-    let same_shape = header.lanes as usize == shape.lanes
-        && header.ports as usize == shape.ports
-        && header.entries as usize == shape.entries;
-    if header != expected || !same_shape {
-        return Err(SessionError::Answer {
-            what: "the header of the session memory does not agree with the welcome",
-        });
-    }
-    Ok(words)
-}
-
-/// A full eventfd must make a ring fail, not sleep. The flag belongs to the open file, which the dataplane shares.
-fn keep_from_blocking(bell: &OwnedFd) -> Result<(), SessionError> {
-    let refused = |errno| SessionError::Socket(SocketError::System { call: "fcntl(O_NONBLOCK)", errno });
-    let flags = rustix::fs::fcntl_getfl(bell.as_fd()).map_err(refused)?;
-    if flags.contains(OFlags::NONBLOCK) {
-        return Ok(());
-    }
-    rustix::fs::fcntl_setfl(bell.as_fd(), flags | OFlags::NONBLOCK).map_err(refused)
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    // Nothing under these locks is left half-done by a panic.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
