@@ -1,0 +1,153 @@
+//! The admin socket: hands the control segment out, to one control process at a time that may write settings, and to
+//! others that only look.
+//!
+//! The holder is whoever's connection is open: when it dies, the kernel closes the connection and the next one can hold.
+
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use railhead_abi::frame::{AdminHello, AdminWelcome, FRAME_BYTES_MAX, Frame, Refused, name_words};
+use railhead_abi::observe::EventCode;
+use railhead_abi::{ABI_VERSION, Code};
+use railhead_shm::socket::{self, SocketError};
+
+use crate::events::{Event, EventLog};
+use crate::segment::ControlSegment;
+use crate::settings::Knock;
+
+/// Version of frames on this node's own sockets.
+#[expect(clippy::cast_possible_truncation, reason = "checked by the assertion below")]
+pub(crate) const LOCAL_VERSION: u16 = ABI_VERSION as u16;
+const _: () = assert!(ABI_VERSION <= u16::MAX as u32);
+
+/// What the admin threads share.
+#[derive(Debug)]
+pub(crate) struct AdminDesk {
+    segment: Arc<ControlSegment>,
+    events: Arc<EventLog>,
+    settings: flume::Sender<Knock>,
+    node: String,
+    /// Process id of the control process that holds the dataplane.
+    holder: Mutex<Option<u32>>,
+}
+
+/// The hold of one control process; it ends when this is dropped.
+#[derive(Debug)]
+struct Hold<'a> {
+    desk: &'a AdminDesk,
+    pid: u32,
+}
+
+impl Drop for Hold<'_> {
+    fn drop(&mut self) {
+        *self.desk.holder.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.desk.events.emit(Event::new(EventCode::ControlDetached).figures(u64::from(self.pid), 0));
+        // It may have published and died before it rang.
+        self.desk.look();
+    }
+}
+
+impl AdminDesk {
+    /// A desk that nobody holds.
+    pub(crate) fn new(
+        segment: Arc<ControlSegment>,
+        events: Arc<EventLog>,
+        settings: flume::Sender<Knock>,
+        node: &str,
+    ) -> Self {
+        Self { segment, events, settings, node: node.to_owned(), holder: Mutex::new(None) }
+    }
+
+    /// Serves one connection until it ends. One thread each.
+    pub(crate) fn serve(&self, connection: &OwnedFd) {
+        let hello = match self.read(connection) {
+            Ok(Frame::AdminHello(hello)) => hello,
+            Ok(_) => return refuse(connection, Code::FrameMalformed, "the first frame is not AdminHello"),
+            Err(Some(code)) => return refuse(connection, code, "the first frame"),
+            Err(None) => return,
+        };
+        // What the kernel says counts; it says nothing of a process of another namespace.
+        let pid = socket::peer_credentials(connection).ok().and_then(|peer| peer.pid).unwrap_or(hello.pid);
+        let hold = match self.admit(&hello, pid) {
+            Ok(hold) => hold,
+            Err(holder) => {
+                self.events
+                    .emit(Event::new(EventCode::ControlRefused).figures(u64::from(holder), u64::from(pid)));
+                let detail = format!("process {holder} holds it");
+                let refused =
+                    Refused { figure: u64::from(holder), ..Refused::because(Code::ControlHeld, &detail) };
+                return send(connection, &Frame::Refused(refused), &[]);
+            }
+        };
+        let header = self.segment.header();
+        let welcome = AdminWelcome {
+            incarnation: header.incarnation,
+            segment_words: header.segment_words,
+            pid: header.pid,
+            lanes: header.lanes,
+            node: name_words(&self.node),
+        };
+        send(connection, &Frame::AdminWelcome(welcome), &[self.segment.file()]);
+        loop {
+            match self.read(connection) {
+                Ok(Frame::AdminWake(_)) if hold.is_some() => self.look(),
+                Ok(_) => {
+                    return refuse(
+                        connection,
+                        Code::FrameMalformed,
+                        "only a holder's AdminWake follows the hello",
+                    );
+                }
+                Err(Some(code)) => return refuse(connection, code, "after the hello"),
+                Err(None) => return,
+            }
+        }
+    }
+
+    /// Gives the hold if it is asked for and free; else the holder's process id.
+    fn admit(&self, hello: &AdminHello, pid: u32) -> Result<Option<Hold<'_>>, u32> {
+        if hello.hold == 0 {
+            return Ok(None);
+        }
+        let mut holder = self.holder.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(holder) = *holder {
+            return Err(holder);
+        }
+        *holder = Some(pid);
+        drop(holder);
+        self.events.emit(Event::new(EventCode::ControlAttached).figures(u64::from(pid), 0));
+        Ok(Some(Hold { desk: self, pid }))
+    }
+
+    fn look(&self) {
+        // The settings thread is gone only when the dataplane stops.
+        let _ = self.settings.send(Knock::Look);
+    }
+
+    /// The next frame; an error without a code is the end of the connection.
+    fn read(&self, connection: &OwnedFd) -> Result<Frame, Option<Code>> {
+        let mut buffer = [0; FRAME_BYTES_MAX];
+        match socket::recv_frame(connection, &mut buffer, 0) {
+            Ok(frame) => Frame::decode(LOCAL_VERSION, &buffer[..frame.bytes]).map_err(Some),
+            Err(SocketError::Oversized { .. } | SocketError::Descriptors { .. }) => {
+                Err(Some(Code::FrameMalformed))
+            }
+            Err(_) => Err(None),
+        }
+    }
+}
+
+fn refuse(connection: &OwnedFd, code: Code, detail: &str) {
+    send(connection, &Frame::Refused(Refused::because(code, detail)), &[]);
+}
+
+/// Sends an answer. A process that does not take it is gone or about to be closed, which the next read shows.
+fn send(connection: &OwnedFd, frame: &Frame, fds: &[std::os::fd::BorrowedFd<'_>]) {
+    let (bytes, count) = frame.encode(LOCAL_VERSION);
+    if let Err(error) = socket::send_frame(connection, &bytes[..count], fds) {
+        tracing::debug!(%error, "an answer on the admin socket was not taken");
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,114 @@
+//! What the registrar asks of a lane, carried out between two turns.
+//!
+//! Memory that a command brings or takes always has another owner at the registrar, so dropping a share of it here frees
+//! nothing.
+
+use std::os::fd::OwnedFd;
+
+use railhead_abi::Code;
+use railhead_core::port::{ConnectionIndex, Fabric, Nanos, RegionIndex};
+use railhead_core::tables::{ConnectionInfo, RegionInfo};
+use railhead_shm::OwnedSpan;
+use railhead_tcp::{AttachInfo, RegionEntry};
+
+use super::Lane;
+use super::mail::{Answer, Command};
+
+impl Lane<'_> {
+    /// Carries out one command.
+    pub(super) fn execute(&mut self, command: Command, now: Nanos) -> Answer {
+        match command {
+            Command::AttachSession { session, parts } => {
+                done_if(self.engine.attach_session(session, parts).is_ok(), Code::SessionsFull)
+            }
+            Command::CloseSession { session } => {
+                drop(self.engine.detach_session(session));
+                Answer::Done
+            }
+            Command::AttachPort { session, parts } => {
+                let attached = self.engine.attach_port(session, parts);
+                attached.map_or(Answer::Refused(Code::PortsFull), Answer::Port)
+            }
+            Command::AbandonPort { port } => {
+                self.engine.abandon_port(port, now);
+                Answer::Done
+            }
+            Command::InstallRegion { region, info, span } => self.install_region(region, info, &span),
+            Command::AllowPeers { region, epoch, peers } => {
+                // Engine and adapter each refuse what the other would let through; a region that is gone needs nothing.
+                if self.engine.fabric_mut().second.set_peers(region, epoch, peers) {
+                    self.engine.grant_region(region, peers);
+                }
+                Answer::Done
+            }
+            Command::RemoveRegion { region } => {
+                self.engine.remove_region(region);
+                Answer::Done
+            }
+            Command::InstallRemote { remote, info } => {
+                done_if(self.engine.install_remote(remote, info), Code::RegionsFull)
+            }
+            Command::RemoveRemote { remote } => {
+                self.engine.remove_remote(remote);
+                Answer::Done
+            }
+            Command::UpdatePlan { peer, plan } => {
+                self.engine.update_plan(peer, &plan);
+                Answer::Done
+            }
+            Command::ExpireRemotes { peer } => {
+                self.engine.expire_remotes(peer);
+                Answer::Done
+            }
+            Command::AttachConnection { connection, socket, info } => {
+                self.attach(connection, socket, info, now)
+            }
+            Command::CloseConnection { connection, cause } => {
+                self.engine.close_connection(connection, cause);
+                Answer::Done
+            }
+            Command::RefuseConnection { connection } => {
+                self.engine.connection_refused(connection, now);
+                Answer::Done
+            }
+            Command::Stop => {
+                self.is_stopping = true;
+                Answer::Done
+            }
+        }
+    }
+
+    /// Adapters first: the engine may use a region as soon as it knows it.
+    fn install_region(&mut self, region: RegionIndex, info: RegionInfo, span: &OwnedSpan) -> Answer {
+        let epoch = info.generation;
+        drop(self.engine.copier_mut().install(region, span.clone()));
+        let fabric = self.engine.fabric_mut();
+        drop(fabric.first.install(region, epoch, span.clone(), info.access));
+        let entry = RegionEntry { span: span.clone(), epoch, access: info.access, peers: info.peers };
+        drop(fabric.second.install(region, entry));
+        done_if(self.engine.install_region(region, info), Code::RegionsFull)
+    }
+
+    fn attach(
+        &mut self,
+        connection: ConnectionIndex,
+        socket: OwnedFd,
+        info: ConnectionInfo,
+        now: Nanos,
+    ) -> Answer {
+        let Ok(peer) = u8::try_from(info.peer) else { return Answer::Refused(Code::PeerUnknown) };
+        let fabric = &mut self.engine.fabric_mut().second;
+        if fabric.attach(connection, socket, AttachInfo { peer }).is_err() {
+            return Answer::Refused(Code::DeviceError);
+        }
+        if self.engine.connection_up(connection, info, now) {
+            return Answer::Done;
+        }
+        self.engine.fabric_mut().close(connection);
+        Answer::Refused(Code::DeviceError)
+    }
+}
+
+fn done_if(is_done: bool, refusal: Code) -> Answer {
+    if is_done { Answer::Done } else { Answer::Refused(refusal) }
+}

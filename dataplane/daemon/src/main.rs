@@ -1,0 +1,72 @@
+//! `railhead-dataplane`: checks its configuration, starts the node, waits for a signal, stops it.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Parser;
+use railhead_config::Config;
+use railhead_daemon::allocator::CountingAllocator;
+use railhead_daemon::{Node, Plan};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
+
+/// The dataplane of a Railhead node: moves tensors between memories of this node and of its peers.
+#[derive(Debug, Parser)]
+#[command(name = "railhead-dataplane", version)]
+struct Arguments {
+    /// The node's configuration file.
+    #[arg(long, value_name = "FILE")]
+    config: PathBuf,
+    /// Check the configuration against this machine, start nothing.
+    #[arg(long)]
+    check: bool,
+}
+
+/// The configuration is wrong, or something that it names is not to be had: another try is of no use.
+const EXIT_REFUSED: u8 = 2;
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    abort_on_panic();
+    match run(&arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("railhead-dataplane: {error}");
+            ExitCode::from(EXIT_REFUSED)
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> Result<(), Box<dyn std::error::Error>> {
+    let plan = Plan::new(Config::load(&arguments.config)?)?;
+    if arguments.check {
+        println!("{} is valid: {}", arguments.config.display(), plan.summary());
+        return Ok(());
+    }
+    tracing_subscriber::fmt().with_env_filter(plan.log_filter()).with_writer(std::io::stderr).init();
+    // Before any other thread: a signal during the start is seen right after it.
+    let mut signals = Signals::new([SIGTERM, SIGINT])?;
+    let node = Node::start(&plan)?;
+    if let Some(signal) = signals.forever().next() {
+        // A second one does not wait for the first one's stop.
+        std::thread::spawn(move || {
+            if signals.forever().next().is_some() {
+                std::process::exit(1);
+            }
+        });
+        node.stop(signal);
+    }
+    Ok(())
+}
+
+/// A dataplane that has met a bug must not go on with half of its threads: others hold its memory.
+fn abort_on_panic() {
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        report(panic);
+        std::process::abort();
+    }));
+}

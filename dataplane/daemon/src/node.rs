@@ -1,0 +1,425 @@
+//! A running dataplane: what is started in which order, and how it ends.
+//!
+//! Everything that can be refused is taken before anything runs: state directory, sockets, address. Then the lanes, which
+//! reserve their memory and seal themselves. Only when all are ready does anybody get in: settings, peers, control,
+//! clients. The end goes the other way.
+
+use std::io;
+use std::net::TcpListener;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use railhead_abi::Code;
+use railhead_abi::observe::EventCode;
+use railhead_abi::segment::{ControlHeader, LINE_WORDS};
+use railhead_memory::Reason;
+use railhead_ring::Word;
+use railhead_shm::handoff::Taker;
+use railhead_shm::{eventfd, guard};
+use railhead_tcp::channel::Keys;
+
+use crate::acceptor::Acceptor;
+use crate::admin::AdminDesk;
+use crate::endpoint::{Endpoint, StateLock};
+use crate::error::StartError;
+use crate::events::{Event, EventLog};
+use crate::lane::handle::{LaneHandle, LaneMail, Lanes};
+use crate::lane::mail::{Command, Parcel};
+use crate::lane::setup::{LaneReady, LaneSetup};
+use crate::notices::Notices;
+use crate::peers::data::pool_epoch;
+use crate::peers::directory::{Directory, PeerName};
+use crate::peers::{Identity, Peers};
+use crate::plan::Plan;
+use crate::registrar::Registrar;
+use crate::segment::{ControlSegment, LanesPage, name};
+use crate::session::Connection;
+use crate::settings::{Current, DeskParts, Knock, PreparedCell, SettingsDesk};
+use crate::{clock, machine};
+
+/// How long the lanes may take to reserve their memory. Populating hugepages takes about a second for each 10 GB.
+const READY_MAX: Duration = Duration::from_secs(300);
+/// How long a stop waits for clients' transfers to end before it goes on without them.
+const STOP_MAX: Duration = Duration::from_secs(5);
+/// Processes that may look through the admin socket at once.
+const ADMINS_MAX: usize = 16;
+/// Connections beyond the sessions: clients that have not said hello, or whose session is being taken back.
+const SESSIONS_SPARE: usize = 16;
+
+/// What is taken before anything runs.
+#[derive(Debug)]
+struct Taken {
+    // Dropped in this order: the sockets' files go before the lock does.
+    sessions: Endpoint,
+    admin: Endpoint,
+    fabric: TcpListener,
+    _lock: StateLock,
+}
+
+/// Threads of the lanes and what they are reached by.
+#[derive(Debug)]
+struct LaneThreads {
+    lanes: Arc<Lanes>,
+    returns: Vec<Taker<Parcel>>,
+    doorbell: Arc<OwnedFd>,
+    threads: Vec<JoinHandle<()>>,
+    ready: Vec<LaneReady>,
+}
+
+/// A dataplane that runs.
+#[derive(Debug)]
+pub struct Node {
+    taken: Taken,
+    registrar: Arc<Registrar>,
+    sessions: Arc<Acceptor>,
+    admins: Arc<Acceptor>,
+    peers: Arc<Peers>,
+    settings: flume::Sender<Knock>,
+    lane_threads: Vec<JoinHandle<()>>,
+    threads: Vec<JoinHandle<()>>,
+    notices: JoinHandle<()>,
+    notices_stop: Arc<Word>,
+}
+
+impl Taken {
+    fn take(plan: &Plan) -> Result<Self, StartError> {
+        let config = &plan.config;
+        config.make_state_dir().map_err(|error| StartError::new(error.code, error.field, error.what))?;
+        let lock = StateLock::take(&config.node.state_dir)?;
+        let own = rustix::process::geteuid().as_raw();
+        let is_shared = plan.uids.iter().any(|uid| *uid != own && *uid != 0);
+        let mode = if is_shared { 0o666 } else { 0o600 };
+        let sessions = Endpoint::bind("dataplane.session_socket", &config.dataplane.session_socket, mode)?;
+        let admin = Endpoint::bind("dataplane.admin_socket", &config.dataplane.admin_socket, 0o600)?;
+        let fabric = TcpListener::bind(config.fabric.listen).map_err(|error| {
+            let code = match error.kind() {
+                io::ErrorKind::AddrInUse => Code::PortTaken,
+                io::ErrorKind::PermissionDenied => Code::PathDenied,
+                _ => Code::ConfigField,
+            };
+            StartError::new(code, "fabric.listen", format!("{}: {error}", config.fabric.listen))
+        })?;
+        Ok(Self { sessions, admin, fabric, _lock: lock })
+    }
+}
+
+impl Node {
+    /// Starts a dataplane. When this returns, clients, peers and control can come.
+    ///
+    /// # Errors
+    /// Why it does not start; nothing of it is left then.
+    pub fn start(plan: &Plan) -> Result<Self, StartError> {
+        let taken = Taken::take(plan)?;
+        guard::install().map_err(|error| StartError::new(Code::DeviceError, "SIGBUS guard", error))?;
+        machine::raise_descriptor_limit();
+        let random = machine::random_u64();
+        let incarnation = random.map_err(|error| StartError::new(Code::PathDenied, "/dev/urandom", error))?;
+        let segment = Arc::new(ControlSegment::create(&header(plan, incarnation))?);
+        let events = Arc::new(EventLog::new(segment.registrar_events()));
+        let page = LanesPage::create()?;
+        let prepared = PreparedCell::create(&plan.start)?;
+        let lanes = LaneThreads::start(plan, incarnation, &segment, &page, &prepared)?;
+        lanes.report(plan, &segment, &events);
+        Self::assemble(plan, taken, incarnation, segment, events, page, &prepared, lanes)
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "the second half of `start`, with its parts")]
+    fn assemble(
+        plan: &Plan,
+        taken: Taken,
+        incarnation: u64,
+        segment: Arc<ControlSegment>,
+        events: Arc<EventLog>,
+        page: LanesPage,
+        prepared: &PreparedCell,
+        started: LaneThreads,
+    ) -> Result<Self, StartError> {
+        let (config, lanes) = (&plan.config, started.lanes);
+        let current = Arc::new(Current::new(plan.start.settings, plan.start.generation));
+        let names = config.peers.iter().map(|peer| PeerName { name: &peer.name, address: &peer.address });
+        // Slot 0 of the table is this node, under its own name and not as a peer.
+        write_self(&segment, &config.node.name);
+        let words = (1..).map(|slot| segment.peer(slot));
+        let directory = Directory::new(names.zip(words), Arc::clone(&lanes), plan.map());
+        let registrar = Arc::new(Registrar::new(
+            &config.node.name,
+            incarnation,
+            config.session.max,
+            Arc::clone(&lanes),
+            page,
+            Arc::clone(&events),
+            Arc::clone(&current),
+            directory,
+        ));
+        let notices_stop = Arc::new(Word::new(0));
+        let notices = Notices::new(Arc::clone(&lanes), started.returns, started.doorbell);
+        let notices = {
+            let (registrar, stop) = (Arc::clone(&registrar), Arc::clone(&notices_stop));
+            spawn("railhead-notice", move || notices.run(&registrar, &stop))?
+        };
+        let (settings, knocks) = flume::unbounded();
+        let parts = DeskParts {
+            limits: plan.limits,
+            allowed: plan.allowed,
+            segment: &segment,
+            prepared,
+            current,
+            lanes,
+            events: Arc::clone(&events),
+            publish: publisher(&registrar),
+        };
+        let desk = SettingsDesk::start(parts, &plan.start)?;
+        let mut threads = vec![spawn("railhead-set", move || desk.run(&knocks))?];
+        let identity = Identity {
+            keys: Keys::new(plan.key),
+            small_bytes: config.pool.small_bytes,
+            large_bytes: config.pool.large_bytes,
+        };
+        let fabric = taken.fabric.try_clone();
+        let fabric = fabric.map_err(|error| StartError::new(Code::DeviceError, "fabric.listen", error))?;
+        let peers = Peers::start(&registrar, identity, fabric)?;
+        let own = rustix::process::geteuid().as_raw();
+        let admins = Arc::new(Acceptor::new("railhead-admin", vec![own, 0], ADMINS_MAX));
+        let desk = AdminDesk::new(segment, Arc::clone(&events), settings.clone(), &config.node.name);
+        threads.push(accept_admins(&taken.admin, &admins, desk)?);
+        let sessions_max = config.session.max + SESSIONS_SPARE;
+        let sessions = Arc::new(Acceptor::new("railhead-client", plan.uids.clone(), sessions_max));
+        threads.push(accept_sessions(&taken.sessions, &sessions, &registrar)?);
+        let lane_threads = started.threads;
+        Ok(Self {
+            taken,
+            registrar,
+            sessions,
+            admins,
+            peers,
+            settings,
+            lane_threads,
+            threads,
+            notices,
+            notices_stop,
+        })
+    }
+
+    /// Stops in order: nobody new, clients' transfers end and their memory comes home, peers, settings, lanes. Whatever
+    /// does not end within a few seconds ends with the process.
+    pub fn stop(self, signal: i32) {
+        let event = Event::new(EventCode::Stopping);
+        self.registrar.events.emit(event.figures(u64::from(signal.unsigned_abs()), 0));
+        self.sessions.stop(&self.taken.sessions.listener);
+        self.admins.stop(&self.taken.admin.listener);
+        let until = Instant::now() + STOP_MAX;
+        while self.sessions.count() > 0 && Instant::now() < until {
+            thread::sleep(Duration::from_millis(5));
+        }
+        let left = self.sessions.count();
+        if left > 0 {
+            tracing::warn!(left, "sessions whose transfers did not end in time");
+        }
+        self.peers.stop();
+        // A listener's accept wakes when it is shut down.
+        let _ = rustix::net::shutdown(&self.taken.fabric, rustix::net::Shutdown::Both);
+        let _ = self.settings.send(Knock::Stop);
+        for lane in 0..self.registrar.lanes.count() {
+            if let Err(code) = self.registrar.lanes.call(lane, Command::Stop) {
+                tracing::error!(lane, code = code.name(), "a lane does not stop");
+                return;
+            }
+        }
+        self.lane_threads.into_iter().for_each(|lane| drop(lane.join()));
+        self.threads.into_iter().for_each(|thread| drop(thread.join()));
+        self.notices_stop.store_release(1);
+        drop(self.notices.join());
+    }
+}
+
+impl LaneThreads {
+    /// Starts the lanes and waits until all are sealed.
+    fn start(
+        plan: &Plan,
+        incarnation: u64,
+        segment: &ControlSegment,
+        page: &LanesPage,
+        prepared: &PreparedCell,
+    ) -> Result<Self, StartError> {
+        let failed = |errno| StartError::new(Code::DeviceError, "lane doorbells", errno);
+        let count = plan.config.dataplane.lanes;
+        let doorbell = Arc::new(eventfd::create().map_err(failed)?);
+        let mut handles = Vec::new();
+        let mut mails = Vec::new();
+        let mut returns = Vec::new();
+        for lane in 0..count {
+            let (handle, mail, taker) = LaneHandle::new(lane, page.lane(lane)).map_err(failed)?;
+            handles.push(handle);
+            mails.push(mail);
+            returns.push(taker);
+        }
+        let lanes = Arc::new(Lanes::new(handles));
+        let (sender, reports) = flume::bounded(count);
+        let setup = |index: usize, mail: LaneMail| LaneSetup {
+            index,
+            pool: plan.pool(),
+            arena: plan.arena(),
+            pool_epoch: pool_epoch(incarnation),
+            map: plan.map(),
+            settings: plan.start.settings,
+            generation: plan.start.generation,
+            words: segment.lane(index),
+            bell: page.lane(index),
+            prepared: prepared.reader(),
+            mail,
+            lanes: Arc::clone(&lanes),
+            notices_doorbell: Arc::clone(&doorbell),
+        };
+        let mut threads = Vec::new();
+        for (index, mail) in mails.into_iter().enumerate() {
+            let (setup, sender) = (setup(index, mail), sender.clone());
+            threads.push(spawn(&format!("railhead-lane-{index}"), move || setup.run(&sender))?);
+        }
+        drop(sender);
+        let until = Instant::now() + READY_MAX;
+        let mut ready = Vec::new();
+        while ready.len() < count {
+            let late = || StartError::new(Code::MemoryShort, "lanes", "not ready in time");
+            match reports.recv_deadline(until).map_err(|_| late()).flatten() {
+                Ok(report) => ready.push(report),
+                Err(error) => {
+                    // Those that are ready run on memory of their own until they are told.
+                    for lane in 0..count {
+                        let (reply, _) = flume::bounded(1);
+                        let _ = lanes.get(lane).post(Parcel::command(Command::Stop, reply));
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        ready.sort_by_key(|report: &LaneReady| report.index);
+        Ok(Self { lanes, returns, doorbell, threads, ready })
+    }
+
+    /// Says what the lanes got, and what they did not.
+    fn report(&self, plan: &Plan, segment: &ControlSegment, events: &EventLog) {
+        let bytes: u64 = self.ready.iter().map(|lane| lane.pool_bytes).sum();
+        let page_bytes = self.ready.iter().map(|lane| lane.page_bytes).min().unwrap_or(0);
+        segment.set_pool(bytes, page_bytes);
+        for lane in &self.ready {
+            for step in &lane.steps {
+                let (code, reason) = match step.reason {
+                    Reason::MemlockLimit { .. } | Reason::Unlocked => {
+                        (EventCode::MemlockLimited, Code::MemoryShort)
+                    }
+                    Reason::NodeUnbound { .. } | Reason::NodeShort { .. } => {
+                        (EventCode::NumaNotBound, Code::MemoryShort)
+                    }
+                    _ => (EventCode::HugepagesSteppedDown, Code::MemoryShort),
+                };
+                let figures = match step.reason {
+                    Reason::MemlockLimit { limit_bytes, bytes } => (bytes, limit_bytes),
+                    Reason::NodeUnbound { node } | Reason::NodeShort { node } => {
+                        (u64::from(node), step.errno.map_or(0, |errno| u64::from(errno.unsigned_abs())))
+                    }
+                    _ => (lane.pool_bytes, lane.page_bytes),
+                };
+                let event = Event::new(code).reason(reason).lane(lane.index).text(step);
+                events.emit(event.figures(figures.0, figures.1));
+            }
+        }
+        let (lanes, cores) = (self.ready.len(), plan.allowed.count());
+        if lanes > cores {
+            let text = format!("{lanes} lanes on {cores} cores; set dataplane.lanes to at most {cores}");
+            events
+                .emit(Event::new(EventCode::LanesExceedCores).figures(lanes as u64, cores as u64).text(text));
+        }
+        if let Some(limit) = machine::memlock_limit().filter(|limit| *limit < bytes) {
+            tracing::info!(
+                limit,
+                bytes,
+                "RLIMIT_MEMLOCK is below the pools' size; raise it before devices register memory"
+            );
+        }
+        if let Some((code, cause)) = &plan.start.ignored {
+            events.emit(Event::new(EventCode::SettingsFileIgnored).reason(*code).text(cause));
+        }
+        let event = Event::new(EventCode::Started).text(&plan.config.node.name);
+        events.emit(event.figures(lanes as u64, bytes));
+    }
+}
+
+fn header(plan: &Plan, incarnation: u64) -> ControlHeader {
+    ControlHeader {
+        lanes: u32::try_from(plan.config.dataplane.lanes).unwrap_or(u32::MAX),
+        incarnation,
+        pid: std::process::id(),
+        numa_nodes: machine::numa_nodes(),
+        started_unix_ns: clock::unix_ns(),
+        started_ns: clock::monotonic_ns(),
+        small_bytes: plan.config.pool.small_bytes,
+        large_bytes: plan.config.pool.large_bytes,
+        cores: plan.allowed.0,
+        node: name(&plan.config.node.name),
+        listen: name(&plan.config.fabric.listen.to_string()),
+        ..ControlHeader::default()
+    }
+}
+
+/// The node's own name, where flight records of transfers to itself look for it.
+fn write_self(segment: &ControlSegment, node: &str) {
+    for (word, value) in segment.peer(0).iter().zip(name(node)).take(LINE_WORDS) {
+        word.store_release(value);
+    }
+}
+
+/// Tells peers of a new receive plan.
+fn publisher(registrar: &Arc<Registrar>) -> crate::settings::Publish {
+    let registrar = Arc::clone(registrar);
+    Box::new(move |plan| {
+        if registrar.peers.is_empty() {
+            return;
+        }
+        let told = registrar.peers.publish(plan) as u64;
+        registrar.events.emit(Event::new(EventCode::PlanPublished).figures(plan.generation, told));
+    })
+}
+
+fn accept_admins(
+    endpoint: &Endpoint,
+    admins: &Arc<Acceptor>,
+    desk: AdminDesk,
+) -> Result<JoinHandle<()>, StartError> {
+    let (listener, admins, desk) = (duplicate(endpoint)?, Arc::clone(admins), Arc::new(desk));
+    spawn("railhead-admins", move || {
+        let serve = move |connection: Arc<OwnedFd>, _| desk.serve(&connection);
+        admins.run(&listener, serve, |code, client| {
+            tracing::warn!(code = code.name(), uid = client.uid, "refused on the admin socket");
+        });
+    })
+}
+
+fn accept_sessions(
+    endpoint: &Endpoint,
+    sessions: &Arc<Acceptor>,
+    registrar: &Arc<Registrar>,
+) -> Result<JoinHandle<()>, StartError> {
+    let (listener, sessions) = (duplicate(endpoint)?, Arc::clone(sessions));
+    let (registrar, refusing) = (Arc::clone(registrar), Arc::clone(registrar));
+    spawn("railhead-clients", move || {
+        let serve =
+            move |connection, client| Connection::new(Arc::clone(&registrar), connection, client).serve();
+        sessions.run(&listener, serve, |code, client| {
+            let event = Event::new(EventCode::SessionRefused).reason(code);
+            let pid = u64::from(client.pid.unwrap_or(0));
+            refusing.events.emit(event.figures(u64::from(client.uid), pid));
+        });
+    })
+}
+
+fn duplicate(endpoint: &Endpoint) -> Result<OwnedFd, StartError> {
+    let duplicated = endpoint.listener.try_clone();
+    duplicated.map_err(|error| StartError::new(Code::DeviceError, "listening socket", error))
+}
+
+fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, StartError> {
+    let thread = thread::Builder::new().name(name.to_owned()).spawn(run);
+    thread.map_err(|error| StartError::new(Code::DeviceError, format!("thread {name}"), error))
+}

@@ -1,0 +1,255 @@
+//! Data connections: the sockets of lanes, connected and checked here, then handed over.
+//!
+//! The side whose transfers go out dials, once lanes want the connection. The other side gives each a slot in its lane. A
+//! second connection for the same lanes and class replaces the first, and only after that one has ended there: whatever
+//! of an earlier one was still under way has landed or never will, before anything of the new one can.
+
+use std::os::fd::OwnedFd;
+use std::sync::PoisonError;
+use std::time::{Duration, Instant};
+
+use railhead_abi::Code;
+use railhead_abi::frame::{DataHello, NodeHello, Refused};
+use railhead_abi::record::SLOTS_MAX;
+use railhead_abi::submission::CLASSES;
+use railhead_core::port::ConnectionIndex;
+use railhead_core::tables::{ConnectionInfo, Role};
+use railhead_tcp::channel::{DataKnock, dial_data};
+
+use super::directory::Directory;
+use super::{HANDSHAKE_MAX, HEARTBEAT, Peers};
+use crate::lane::connections::{self, Map};
+use crate::lane::mail::Command;
+
+/// How long the end of a connection may take on its lane.
+const CLOSE_MAX: Duration = Duration::from_secs(2);
+
+/// A connection that a lane wants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Wanted {
+    /// The lane.
+    pub(crate) lane: usize,
+    /// Its slot for the connection.
+    pub(crate) connection: ConnectionIndex,
+}
+
+/// Who is at the other end of a target connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Initiator {
+    /// Slot of the peer.
+    pub(crate) peer: u32,
+    /// Its lane.
+    pub(crate) lane: u32,
+    /// Class.
+    pub(crate) class: u32,
+}
+
+/// The target connections of all lanes.
+#[derive(Debug)]
+pub(crate) struct Targets {
+    first: usize,
+    lanes: Vec<Vec<Option<Initiator>>>,
+}
+
+impl Targets {
+    /// No connections.
+    pub(crate) fn new(lanes: usize, map: Map) -> Self {
+        Self { first: map.target_first(), lanes: vec![vec![None; map.targets()]; lanes] }
+    }
+
+    fn index(&self, at: usize) -> ConnectionIndex {
+        ConnectionIndex(u16::try_from(self.first + at).unwrap_or(u16::MAX))
+    }
+
+    /// Gives out a slot of a lane.
+    fn take(&mut self, lane: usize, initiator: Initiator) -> Option<ConnectionIndex> {
+        let at = self.lanes.get(lane)?.iter().position(Option::is_none)?;
+        self.lanes[lane][at] = Some(initiator);
+        Some(self.index(at))
+    }
+
+    /// Takes a slot back.
+    fn put(&mut self, lane: usize, connection: ConnectionIndex) {
+        let at = usize::from(connection.0).checked_sub(self.first);
+        if let Some(slot) = at.and_then(|at| self.lanes.get_mut(lane)?.get_mut(at)) {
+            *slot = None;
+        }
+    }
+
+    /// The connections that are `meant`, with their lanes.
+    fn find(&self, is_meant: impl Fn(&Initiator) -> bool) -> Vec<(usize, ConnectionIndex)> {
+        let mut found = Vec::new();
+        for (lane, slots) in self.lanes.iter().enumerate() {
+            for (at, slot) in slots.iter().enumerate() {
+                if slot.as_ref().is_some_and(&is_meant) {
+                    found.push((lane, self.index(at)));
+                }
+            }
+        }
+        found
+    }
+}
+
+impl Directory {
+    /// A connection of a lane has ended there; its slot is free.
+    pub(crate) fn connection_down(&self, lane: usize, connection: ConnectionIndex, cause: Code) {
+        tracing::debug!(lane, connection = connection.0, cause = cause.name(), "a data connection ended");
+        self.targets.lock().unwrap_or_else(PoisonError::into_inner).put(lane, connection);
+        self.ended.notify_all();
+    }
+
+    /// Ends all of a peer's connections to us; true when they have ended in time.
+    pub(super) fn close_targets(&self, slot: u32, cause: Code) -> bool {
+        self.close_where(cause, |initiator| initiator.peer == slot)
+    }
+
+    fn close_where(&self, cause: Code, is_meant: impl Fn(&Initiator) -> bool) -> bool {
+        let mut targets = self.targets.lock().unwrap_or_else(PoisonError::into_inner);
+        let meant = targets.find(&is_meant);
+        drop(targets);
+        for (lane, connection) in &meant {
+            // A lane that does not answer is reported by the wait below.
+            let _ = self.lanes.call(*lane, Command::CloseConnection { connection: *connection, cause });
+        }
+        let until = Instant::now() + CLOSE_MAX;
+        targets = self.targets.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            let now = targets.find(&is_meant);
+            if !meant.iter().any(|closed| now.contains(closed)) {
+                return true;
+            }
+            let Some(left) = until.checked_duration_since(Instant::now()) else { return false };
+            targets = self.ended.wait_timeout(targets, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Ends all our connections to a peer; transfers on them end, those that wait are told that it is down.
+    pub(super) fn close_ours(&self, slot: u32, cause: Code) {
+        for lane in 0..self.lanes.count() {
+            for connection in connections::of_peer(slot) {
+                // Nothing is up there if this is refused.
+                let _ = self.lanes.call(lane, Command::CloseConnection { connection, cause });
+                let _ = self.lanes.call(lane, Command::RefuseConnection { connection });
+            }
+        }
+    }
+}
+
+impl Peers {
+    /// Connects what lanes want of one peer, until the dataplane stops.
+    pub(super) fn dial_data(&self, slot: u32) {
+        let peer = self.registrar.peers.get(slot);
+        while !self.is_stopping() {
+            let Ok(wanted) = peer.wanted.1.recv_timeout(HEARTBEAT) else { continue };
+            if let Err(code) = self.connect(slot, wanted) {
+                tracing::info!(
+                    peer = peer.name(),
+                    lane = wanted.lane,
+                    code = code.name(),
+                    "no data connection"
+                );
+                self.registrar.peers.refuse_connection(wanted.lane, wanted.connection);
+            }
+        }
+    }
+
+    fn connect(&self, slot: u32, wanted: Wanted) -> Result<(), Code> {
+        let Wanted { lane, connection } = wanted;
+        let directory = &self.registrar.peers;
+        let peer = directory.get(slot);
+        let link = peer.link().ok_or(Code::PeerDown)?;
+        let class = directory.map.class_of(connection).ok_or(Code::ProtocolViolation)?;
+        let number = u32::try_from(lane).map_err(|_| Code::ProtocolViolation)?;
+        let target_lane = number % link.hello.lanes.max(1);
+        let hello = {
+            let mut signer = link.signer.lock().unwrap_or_else(PoisonError::into_inner);
+            signer.sign(number, target_lane, u32::from(class))
+        };
+        let stream = dial_data(peer.address(), &hello, HANDSHAKE_MAX).map_err(|error| error.code())?;
+        let info = ConnectionInfo {
+            role: Role::Initiator,
+            peer: slot,
+            class,
+            slots: link.hello.slots.min(SLOTS_MAX),
+            small_bytes: u64::from(link.hello.small_bytes),
+            large_bytes: u64::from(link.hello.large_bytes),
+            pool_epoch: pool_epoch(link.hello.incarnation),
+        };
+        let socket = OwnedFd::from(stream);
+        directory.lanes.call(lane, Command::AttachConnection { connection, socket, info })?;
+        // The channel may have ended meanwhile, before there was a connection to close.
+        if peer.link().is_none_or(|now| now.hello != link.hello) {
+            directory.lanes.call(lane, Command::CloseConnection { connection, cause: Code::PeerDown })?;
+        }
+        Ok(())
+    }
+
+    /// A data connection that a peer dialled.
+    pub(super) fn answer_data(&self, knock: DataKnock) -> Result<(), Code> {
+        let hello = *knock.hello();
+        let (slot, theirs) = self.verify(&hello)?;
+        let directory = &self.registrar.peers;
+        let lane = hello.target_lane as usize;
+        if lane >= directory.lanes.count() || hello.class as usize >= CLASSES || hello.lane >= theirs.lanes {
+            knock.refuse(&Refused::because(Code::ProtocolViolation, "lane or class"), HANDSHAKE_MAX);
+            return Err(Code::ProtocolViolation);
+        }
+        let initiator = Initiator { peer: slot, lane: hello.lane, class: hello.class };
+        if !directory.close_where(Code::ConnectionReset, |other| *other == initiator) {
+            knock.refuse(
+                &Refused::because(Code::DeviceError, "the earlier connection has not ended"),
+                HANDSHAKE_MAX,
+            );
+            return Err(Code::DeviceError);
+        }
+        let taken = directory.targets.lock().unwrap_or_else(PoisonError::into_inner).take(lane, initiator);
+        let Some(connection) = taken else {
+            knock.refuse(&Refused::because(Code::QuotaExceeded, "connections of the lane"), HANDSHAKE_MAX);
+            return Err(Code::QuotaExceeded);
+        };
+        let info = ConnectionInfo {
+            role: Role::Target,
+            peer: slot,
+            // Below CLASSES, as was just checked.
+            class: u8::from(hello.class == 1),
+            slots: theirs.slots.min(SLOTS_MAX),
+            small_bytes: self.identity.small_bytes,
+            large_bytes: self.identity.large_bytes,
+            pool_epoch: pool_epoch(self.registrar.incarnation),
+        };
+        let attached = knock.ready(HANDSHAKE_MAX).map_err(|error| error.code()).and_then(|stream| {
+            let socket = OwnedFd::from(stream);
+            directory.lanes.call(lane, Command::AttachConnection { connection, socket, info })
+        });
+        if let Err(code) = attached {
+            directory.targets.lock().unwrap_or_else(PoisonError::into_inner).put(lane, connection);
+            return Err(code);
+        }
+        // The channel may have ended after the hello was verified: then nothing else would close this connection.
+        if directory.get(slot).link().is_none_or(|link| link.hello != theirs) {
+            directory.lanes.call(lane, Command::CloseConnection { connection, cause: Code::PeerDown })?;
+        }
+        Ok(())
+    }
+
+    /// The peer whose live channel vouches for this hello.
+    fn verify(&self, hello: &DataHello) -> Result<(u32, NodeHello), Code> {
+        let directory = &self.registrar.peers;
+        for slot in directory.slots() {
+            let Some(link) = directory.get(slot).link() else { continue };
+            let mut verifier = link.verifier.lock().unwrap_or_else(PoisonError::into_inner);
+            if verifier.token() == hello.token {
+                verifier.verify(hello)?;
+                return Ok((slot, link.hello));
+            }
+        }
+        Err(Code::KeyMismatch)
+    }
+}
+
+/// The epoch of the staging pools of a dataplane, from its incarnation: both ends compute it.
+pub(crate) const fn pool_epoch(incarnation: u64) -> u32 {
+    #[expect(clippy::cast_possible_truncation, reason = "the other half of a random number")]
+    let epoch = (incarnation >> 32) as u32;
+    epoch
+}

@@ -1,0 +1,196 @@
+//! A live channel: what its two threads do until it ends.
+
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use railhead_abi::Code;
+use railhead_abi::frame::{Empty, Frame, NodeClose, NodeHello, NodeOpen, NodeOpened, NodePlan};
+use railhead_abi::observe::EventCode;
+use railhead_abi::settings::Plan;
+use railhead_core::port::Key;
+use railhead_tcp::channel::{Channel, ChannelError, DataSigner, DataVerifier, Sender};
+
+use super::directory::{Link, OUTBOX, Outgoing, plan_frame};
+use super::{DEAD_AFTER, HANDSHAKE_MAX, HEARTBEAT, Peers};
+use crate::events::Event;
+use crate::lane::mail::Command;
+use crate::registrar::{REVOKE_MAX, mode_of};
+
+/// A channel whose hellos are exchanged and whose threads do not run yet.
+#[derive(Debug)]
+pub(crate) struct Fresh {
+    channel: Channel,
+    hello: NodeHello,
+    signer: DataSigner,
+    verifier: DataVerifier,
+}
+
+impl Fresh {
+    /// Of a channel and what both sides said.
+    pub(super) fn new(channel: Channel, ours: &NodeHello, theirs: NodeHello) -> Self {
+        let (signer, verifier) = (channel.data_signer(theirs.token), channel.data_verifier(ours.token));
+        Self { channel, hello: theirs, signer, verifier }
+    }
+}
+
+impl Peers {
+    /// Serves a channel until it ends. Returns why it did.
+    pub(super) fn run(self: &Peers, slot: u32, fresh: Fresh) -> Code {
+        let peer = self.registrar.peers.get(slot);
+        let (sender, mut receiver) = fresh.channel.split();
+        let (outbox, outgoing) = flume::bounded(OUTBOX);
+        let sending = thread::Builder::new().name(format!("railhead-send-{slot}"));
+        let Ok(sending) = sending.spawn(move || send(sender, &outgoing)) else { return Code::DeviceError };
+        let link = Arc::new(Link {
+            hello: fresh.hello,
+            signer: Mutex::new(fresh.signer),
+            verifier: Mutex::new(fresh.verifier),
+            outbox: outbox.clone(),
+        });
+        if peer.came_up(link) {
+            self.registrar.peer_restarted(slot);
+        }
+        let event = Event::new(EventCode::PeerUp).text(peer.name());
+        self.registrar.events.emit(event.figures(fresh.hello.incarnation, 0));
+        // It may have missed changes while it was away.
+        peer.post(plan_frame(&self.registrar.current.receive_plan()));
+        let cause = loop {
+            match receiver.recv(DEAD_AFTER) {
+                Ok(frame) => {
+                    if let Err(code) = self.received(slot, frame) {
+                        break code;
+                    }
+                }
+                Err(ChannelError::Timeout) => break Code::HeartbeatLost,
+                Err(error) => break error.code(),
+            }
+        };
+        // The sender thread ends at once, and with it the stream. A full outbox is no obstacle: it disconnects.
+        let _ = outbox.try_send(Outgoing::End);
+        drop(outbox);
+        peer.went_down(cause);
+        let _ = sending.join();
+        cause
+    }
+
+    /// After the end of a channel: nothing of this peer goes on.
+    pub(super) fn went_down(&self, slot: u32, cause: Code) {
+        let peer = self.registrar.peers.get(slot);
+        self.registrar.events.emit(Event::new(EventCode::PeerDown).reason(cause).text(peer.name()));
+        self.registrar.peers.close_ours(slot, cause);
+        self.registrar.peers.close_targets(slot, cause);
+    }
+
+    /// A dialled peer cannot be reached: said once for each cause.
+    pub(super) fn cannot_connect(&self, slot: u32, error: &ChannelError) {
+        let peer = self.registrar.peers.get(slot);
+        if peer.set_cause(error.code()) {
+            let text = format!("{} at {}: {error}", peer.name(), peer.address());
+            self.registrar.events.emit(Event::new(EventCode::PeerDown).reason(error.code()).text(text));
+        }
+    }
+
+    /// Deals with one frame of a peer. What takes long is left to others, or the peer's heartbeats would not be read.
+    fn received(&self, slot: u32, frame: Frame) -> Result<(), Code> {
+        let peer = self.registrar.peers.get(slot);
+        match frame {
+            Frame::Heartbeat(_) => {}
+            Frame::NodeOpen(open) => {
+                let answer = self.open(slot, &open);
+                peer.post(Frame::NodeOpened(answer));
+            }
+            Frame::NodeOpened(opened) => peer.opened(opened),
+            Frame::NodePlan(plan) => self.plan(slot, &plan)?,
+            Frame::NodePlanned(planned) => peer.set_planned(planned.figure),
+            Frame::NodeClose(close) => self.closed(slot, close)?,
+            Frame::NodeClosed(close) => peer.withdrawn(Key { index: close.index, epoch: close.epoch }),
+            _ => return Err(Code::ProtocolViolation),
+        }
+        Ok(())
+    }
+
+    fn open(&self, slot: u32, open: &NodeOpen) -> NodeOpened {
+        let peer = self.registrar.peers.get(slot);
+        let refused =
+            |code: Code| NodeOpened { cookie: open.cookie, status: code.number(), ..NodeOpened::default() };
+        let opened = match self.registrar.open_for_peer(slot, peer.name(), open) {
+            Ok(opened) => opened,
+            Err(code) => return refused(code),
+        };
+        let plan = self.registrar.current.receive_plan();
+        NodeOpened {
+            cookie: open.cookie,
+            status: Code::Ok.number(),
+            index: opened.key.index,
+            epoch: opened.key.epoch,
+            bytes: opened.bytes,
+            session: opened.session,
+            direct_possible: u8::from(plan.direct_possible),
+            mode: plan.mode as u8,
+            direct_from_bytes: plan.direct_from_bytes,
+            plan_generation: plan.generation,
+        }
+    }
+
+    /// The peer receives by another plan: once every lane uses it, the peer is told so.
+    fn plan(&self, slot: u32, plan: &NodePlan) -> Result<(), Code> {
+        if plan.mode > 2 {
+            return Err(Code::ProtocolViolation);
+        }
+        let peer = self.registrar.peers.get(slot);
+        let generation = plan.generation;
+        let mode = mode_of(u64::from(plan.mode));
+        let plan =
+            Plan { mode, direct_from_bytes: plan.direct_from_bytes, generation, direct_possible: true };
+        // Noted first: a handle that is being installed looks here afterwards.
+        peer.set_plan(plan);
+        self.registrar.lanes.call_all(|_| Command::UpdatePlan { peer: slot, plan })?;
+        peer.post(Frame::NodePlanned(Empty { figure: generation }));
+        Ok(())
+    }
+
+    /// A key is not used any more by its holder, or not valid any more says its owner. Which of the two the frame does not
+    /// say, but the tables do. Should a key of ours and one of theirs have the same numbers, which are random, both ends
+    /// are acted on: a handle too many becomes stale, and nothing is written that may not be.
+    fn closed(&self, slot: u32, close: NodeClose) -> Result<(), Code> {
+        let key = Key { index: close.index, epoch: close.epoch };
+        let (is_held, is_ours) = {
+            let tables = self.registrar.tables();
+            let is_held = tables.region(key.index).is_some_and(|region| region.holds.contains_key(&slot));
+            (is_held && tables.key(key.index) == key, !tables.remotes_of_peer(slot, Some(key)).is_empty())
+        };
+        if is_held {
+            self.registrar.peer_closed(slot, key);
+        }
+        if is_ours {
+            let registrar = Arc::clone(&self.registrar);
+            let withdraw = move || {
+                // Not in time: no answer, and the owner fences us.
+                if registrar.withdraw_remotes(slot, Some(key), REVOKE_MAX) {
+                    registrar.peers.get(slot).post(Frame::NodeClosed(close));
+                }
+            };
+            let thread = thread::Builder::new().name(format!("railhead-end-{slot}"));
+            thread.spawn(withdraw).map_err(|_| Code::DeviceError)?;
+        } else if !is_held {
+            self.registrar.peers.get(slot).post(Frame::NodeClosed(close));
+        }
+        Ok(())
+    }
+}
+
+/// The sender thread of a channel. Its end ends the channel in both directions.
+fn send(mut sender: Sender, outgoing: &flume::Receiver<Outgoing>) {
+    loop {
+        let frame = match outgoing.recv_timeout(HEARTBEAT) {
+            Ok(Outgoing::Frame(frame)) => frame,
+            Err(flume::RecvTimeoutError::Timeout) => Frame::Heartbeat(Empty::default()),
+            Ok(Outgoing::End) | Err(flume::RecvTimeoutError::Disconnected) => return,
+        };
+        // A peer that takes nothing for so long is as good as dead.
+        if let Err(error) = sender.send(&frame, HANDSHAKE_MAX) {
+            tracing::debug!(%error, "a channel could not be sent on");
+            return;
+        }
+    }
+}

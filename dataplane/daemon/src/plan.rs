@@ -1,0 +1,118 @@
+//! What a start comes to: the configuration, checked against the machine, before anything is made.
+
+use railhead_abi::Code;
+use railhead_abi::settings::Limits;
+use railhead_config::{Config, Hugepages};
+use railhead_core::pool::PoolShape;
+use railhead_memory::{ArenaConfig, Policy};
+
+use crate::error::StartError;
+use crate::lane::connections::Map;
+use crate::machine::Cores;
+use crate::settings::StartSettings;
+
+/// Peers of a node: the first of the 64 slots of the peer tables is the node itself.
+const PEERS_MAX: usize = railhead_abi::segment::PEERS_MAX - 1;
+/// Lanes of a node: a client gets one descriptor for each, and two more, in one message.
+const LANES_MAX: usize = railhead_shm::socket::FDS_MAX - 2;
+
+/// A start that is known to make sense.
+#[derive(Debug)]
+pub struct Plan {
+    pub(crate) config: Config,
+    pub(crate) key: [u8; 32],
+    pub(crate) allowed: Cores,
+    pub(crate) limits: Limits,
+    pub(crate) start: StartSettings,
+    pub(crate) uids: Vec<u32>,
+}
+
+impl Plan {
+    /// Checks a configuration against this machine and this process. Makes nothing.
+    ///
+    /// # Errors
+    /// The first contradiction, naming the field.
+    pub fn new(config: Config) -> Result<Self, StartError> {
+        let key = config.fabric.read_key().map_err(|error| {
+            StartError::new(error.code, "fabric.key_file", format!("{}; {}", error.what, error.remedy))
+        })?;
+        if config.peers.len() > PEERS_MAX {
+            let cause = format!("{} peers; at most {PEERS_MAX}", config.peers.len());
+            return Err(StartError::new(Code::ConfigField, "peer", cause));
+        }
+        let lanes = config.dataplane.lanes;
+        if lanes > LANES_MAX {
+            let cause = format!("{lanes} lanes; at most {LANES_MAX}");
+            return Err(StartError::new(Code::ConfigField, "dataplane.lanes", cause));
+        }
+        if let Some(node) = config.pool.numa_node
+            && !std::path::Path::new(&format!("/sys/devices/system/node/node{node}")).exists()
+        {
+            return Err(StartError::new(
+                Code::ConfigContradiction,
+                "pool.numa_node",
+                format!("no node {node} here"),
+            ));
+        }
+        let allowed = Cores::allowed()?;
+        let limits = config.limits(allowed.0);
+        let start = StartSettings::load(&config, &limits)?;
+        let own = rustix::process::geteuid().as_raw();
+        let uids = config.session.uids.clone().unwrap_or_else(|| vec![own, 0]);
+        let plan = Self { config, key, allowed, limits, start, uids };
+        if !plan.pool().is_sound() {
+            return Err(StartError::new(
+                Code::ConfigContradiction,
+                "pool",
+                "block sizes do not fit together",
+            ));
+        }
+        Ok(plan)
+    }
+
+    /// What `--check` prints.
+    #[must_use]
+    pub fn summary(&self) -> String {
+        let (config, pool) = (&self.config, self.pool().bytes() >> 20);
+        let (node, lanes, peers) = (&config.node.name, config.dataplane.lanes, config.peers.len());
+        let cores = self.allowed.text();
+        format!("{node}: {lanes} lane(s) with {pool} MiB each, {peers} peer(s), may run on cores {cores}")
+    }
+
+    /// How much to log, as a filter of `tracing`.
+    #[must_use]
+    pub fn log_filter(&self) -> &'static str {
+        self.config.dataplane.log.name()
+    }
+
+    /// The blocks of each lane.
+    pub(crate) fn pool(&self) -> PoolShape {
+        let pool = &self.config.pool;
+        PoolShape {
+            large_bytes: pool.large_bytes,
+            small_bytes: pool.small_bytes,
+            large_send: pool.large_send,
+            large_receive: pool.large_receive,
+            small_send: pool.small_send,
+            small_receive: pool.small_receive,
+        }
+    }
+
+    /// Where the blocks of each lane shall lie.
+    pub(crate) fn arena(&self) -> ArenaConfig {
+        let huge = match self.config.pool.hugepages {
+            Hugepages::Prefer => Policy::Prefer,
+            Hugepages::Require => Policy::Require,
+            Hugepages::Never => Policy::Never,
+        };
+        ArenaConfig { bytes: self.pool().bytes(), huge, numa_node: self.config.pool.numa_node }
+    }
+
+    /// Which connection of a lane is which.
+    pub(crate) fn map(&self) -> Map {
+        Map::new(self.config.peers.len(), self.config.dataplane.lanes)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,203 @@
+//! Regions: memory files of clients, from the check of their seals to their unmapping.
+
+use std::os::fd::OwnedFd;
+
+use railhead_abi::Code;
+use railhead_abi::frame::{ACCESS_READ, ACCESS_WRITE, Handle, Register, Text};
+use railhead_abi::observe::EventCode;
+use railhead_abi::words::reserved_is_zero;
+use railhead_core::port::RegionIndex;
+use railhead_core::tables::RegionInfo;
+use railhead_shm::guard::{self, GuardError};
+use railhead_shm::memfd::{self, HUGE_PAGE_BYTES, MemfdError};
+use railhead_shm::{Access, MapError, Mapping, OwnedSpan};
+
+use super::{REVOKE_MAX, Registrar, named};
+use crate::grants::Grant;
+use crate::lane::mail::Command;
+use crate::tables::{RegionEntry, RegionState, SELF};
+
+/// A client's wish to register, and the file that came with it.
+#[derive(Debug)]
+pub(crate) struct Registration {
+    /// The frame.
+    pub(crate) frame: Register,
+    /// Its one descriptor.
+    pub(crate) file: OwnedFd,
+}
+
+/// A refusal and the field or cause that it is about.
+pub(crate) type Refusal = (Code, String);
+
+/// Client memory that was checked and mapped.
+#[derive(Debug)]
+struct Mapped {
+    span: OwnedSpan,
+    page_bytes: u64,
+}
+
+impl Registrar {
+    /// Registers a region of `session`: afterwards every lane has it and others can open it.
+    pub(crate) fn register(&self, session: u32, registration: &Registration) -> Result<Handle, Refusal> {
+        let frame = &registration.frame;
+        let words = frame.encode();
+        let known_access = ACCESS_READ | ACCESS_WRITE;
+        if !reserved_is_zero::<Register>(&words) || frame.access == 0 || frame.access & !known_access != 0 {
+            return Err((Code::FrameMalformed, "access".to_owned()));
+        }
+        let (name, grant) = (Text::of(&frame.name), Text::of(&frame.grant));
+        let grant = Grant::parse(grant.as_str()).map_err(|code| (code, "grant".to_owned()))?;
+        let mapped = map(registration)?;
+        let entry = RegionEntry {
+            state: RegionState::Coming,
+            session,
+            name: name.as_str().to_owned(),
+            grant,
+            access: frame.access,
+            bytes: frame.bytes,
+            page_bytes: mapped.page_bytes,
+            span: Some(mapped.span.clone()),
+            holds: std::collections::HashMap::new(),
+            lanes: 0,
+        };
+        let (index, generation) =
+            self.tables().add_region(entry).map_err(|code| (code, "name".to_owned()))?;
+        let info = RegionInfo {
+            generation,
+            bytes: frame.bytes,
+            access: frame.access,
+            session,
+            flush: false,
+            direct_possible: true,
+            peers: 1 << SELF,
+        };
+        let all = self.all_lanes();
+        self.tables().region_lanes(index, |lanes| *lanes = all);
+        let region = RegionIndex(index);
+        let installed =
+            self.lanes.call_all(|_| Command::InstallRegion { region, info, span: mapped.span.clone() });
+        if let Err(code) = installed {
+            self.remove_region(index);
+            return Err((code, "a lane did not take the region".to_owned()));
+        }
+        self.tables().region_ready(index);
+        self.emit(named(EventCode::RegionRegistered, name.as_str()).figures(frame.bytes, mapped.page_bytes));
+        if mapped.page_bytes < HUGE_PAGE_BYTES as u64 {
+            self.emit(
+                named(EventCode::RegionSteppedDown, name.as_str()).figures(frame.bytes, mapped.page_bytes),
+            );
+        }
+        let page_bytes = mapped.page_bytes;
+        Ok(Handle { index, generation, bytes: frame.bytes, page_bytes, peer: u32::MAX, session })
+    }
+
+    /// Deregisters a region on its owner's wish.
+    pub(crate) fn deregister(&self, session: u32, index: u32, generation: u32) -> Result<(), Code> {
+        self.tables().close_region(session, index, generation)?;
+        self.revoke(index);
+        self.take_from_lanes(index);
+        // Transfers of the owner that still use it: it was told to wait for their completions.
+        if !self.wait_until(super::RELEASE_MAX, |tables| {
+            tables.region(index).is_none_or(|region| region.lanes == 0)
+        }) {
+            return Err(Code::RegionBusy);
+        }
+        self.forget_region(index);
+        Ok(())
+    }
+
+    /// Ends a region whose owner is gone: waits for whatever still uses it.
+    pub(super) fn remove_region(&self, index: u32) {
+        self.revoke(index);
+        self.take_from_lanes(index);
+        self.wait_for_ever("region", |tables| tables.region(index).is_none_or(|region| region.lanes == 0));
+        self.forget_region(index);
+    }
+
+    /// Has every holder stop; fences those that do not in time.
+    fn revoke(&self, index: u32) {
+        let (key, peers) = {
+            let tables = self.tables();
+            let Some(region) = tables.region(index) else { return };
+            (tables.key(index), region.holds.keys().copied().collect::<Vec<_>>())
+        };
+        // Remote nodes first: they drain while this node's own handles are taken back.
+        let withdrawn =
+            peers.iter().filter(|peer| **peer != SELF).map(|peer| (*peer, self.peers.withdraw(*peer, key)));
+        let withdrawn: Vec<_> = withdrawn.collect();
+        if peers.contains(&SELF) {
+            self.withdraw_remotes(SELF, Some(key), REVOKE_MAX);
+        }
+        let until = std::time::Instant::now() + REVOKE_MAX;
+        for (peer, confirmed) in withdrawn {
+            // A peer that is not connected cannot confirm. Its data connections end with it, which fences it as well.
+            let is_confirmed = confirmed.is_some_and(|confirmed| confirmed.recv_deadline(until).is_ok());
+            if !is_confirmed {
+                self.peers.fence(self, peer);
+            }
+            while self.tables().region(index).is_some_and(|region| region.holds.contains_key(&peer)) {
+                self.tables().unhold(key, peer);
+            }
+        }
+    }
+
+    fn take_from_lanes(&self, index: u32) {
+        let lanes = self.tables().region(index).map_or(0, |region| region.lanes);
+        if lanes == 0 {
+            return;
+        }
+        if let Err(code) = self.lanes.call_all(|_| Command::RemoveRegion { region: RegionIndex(index) }) {
+            tracing::error!(code = code.name(), index, "a lane did not begin the end of a region");
+        }
+    }
+
+    /// Unmaps a region that no lane has any more.
+    fn forget_region(&self, index: u32) {
+        // Out of the lock first: unmapping is slow.
+        let removed = self.tables().remove_region(index);
+        let Some(region) = removed else { return };
+        if region.span.as_ref().is_some_and(OwnedSpan::poisoned) {
+            self.emit(named(EventCode::RegionLost, &region.name).figures(u64::from(region.session), 0));
+        }
+        self.emit(named(EventCode::RegionDeregistered, &region.name).figures(region.bytes, 0));
+    }
+}
+
+/// Checks a client's memory file and maps it under the guard.
+fn map(registration: &Registration) -> Result<Mapped, Refusal> {
+    let (frame, file) = (&registration.frame, &registration.file);
+    let refuse = |code: Code, cause: &dyn core::fmt::Display| (code, cause.to_string());
+    memfd::require_seals(file).map_err(|error| match error {
+        MemfdError::System { .. } => refuse(Code::MappingFailed, &error),
+        _ => refuse(Code::SealsMissing, &error),
+    })?;
+    let facts = memfd::facts(file).map_err(|error| refuse(Code::MappingFailed, &error))?;
+    let is_inside = frame.offset.checked_add(frame.bytes).is_some_and(|end| end <= facts.bytes);
+    if frame.bytes == 0 || !is_inside || !frame.offset.is_multiple_of(facts.page_bytes as u64) {
+        let (offset, bytes, page) = (frame.offset, frame.bytes, facts.page_bytes);
+        let cause = format!("offset {offset}, bytes {bytes}; the file has {}, its pages {page}", facts.bytes);
+        return Err((Code::RegionSize, cause));
+    }
+    let mapping = Mapping::of_sealed(file, Access::ReadWrite)
+        .map_err(|error: MapError| refuse(Code::MappingFailed, &error))?;
+    let guarded = guard::protect(&mapping).map_err(|error| match error {
+        GuardError::Full => refuse(Code::RegionsFull, &error),
+        _ => refuse(Code::MappingFailed, &error),
+    })?;
+    // Pages that the client has taken are mapped now, so that lanes do not fault. Those that it has not stay its own
+    // affair: nobody can make the dataplane take memory that its owner never touched.
+    if is_populated(file, facts.bytes)
+        && let Err(error) = mapping.populate()
+    {
+        return Err(refuse(Code::MappingFailed, &error));
+    }
+    let span = guarded.span().part(frame.offset, frame.bytes);
+    let span = span.map_err(|error| refuse(Code::RegionSize, &error))?;
+    Ok(Mapped { span, page_bytes: facts.page_bytes as u64 })
+}
+
+/// Whether the file has all its pages.
+fn is_populated(file: &OwnedFd, bytes: u64) -> bool {
+    // st_blocks counts 512 bytes each, whatever the page.
+    rustix::fs::fstat(file).is_ok_and(|stat| u64::try_from(stat.st_blocks).unwrap_or(0) * 512 >= bytes)
+}

@@ -1,0 +1,181 @@
+//! Remote handles: regions of other sessions, here or at a peer, that a session may write to.
+
+use std::time::Duration;
+
+use railhead_abi::Code;
+use railhead_abi::frame::{Handle, NodeOpen, Open, Text, name_words};
+use railhead_abi::observe::EventCode;
+use railhead_abi::settings::{Mode, Plan};
+use railhead_core::port::Key;
+use railhead_core::tables::RemoteInfo;
+
+use super::regions::Refusal;
+use super::{RELEASE_MAX, Registrar, named};
+use crate::lane::connections;
+use crate::lane::mail::Command;
+use crate::tables::{RemoteEntry, SELF};
+
+/// What the owner's node answered.
+#[derive(Debug, Clone, Copy)]
+struct Answered {
+    key: Key,
+    bytes: u64,
+    page_bytes: u64,
+    owner: u32,
+    incarnation: u64,
+    plan: Plan,
+}
+
+impl Registrar {
+    /// Opens a region for a session: afterwards every lane has the handle.
+    pub(crate) fn open(&self, session: u32, open: &Open) -> Result<Handle, Refusal> {
+        let (node, region) = (Text::of(&open.node), Text::of(&open.region));
+        let (node, region) = (node.as_str(), region.as_str());
+        let refuse = |code: Code| (code, format!("{node}/{region}"));
+        let name = self.tables().session(session).map(|entry| entry.name.clone()).unwrap_or_default();
+        let (peer, answered) = if self.is_self(node) {
+            (SELF, self.open_here(session, &name, region, open.access))
+        } else {
+            let peer = self.peers.find(node).ok_or(Code::PeerUnknown).map_err(refuse)?;
+            (peer, self.open_at(peer, &name, region, open.access))
+        };
+        let answered = answered.map_err(refuse)?;
+        let (key, incarnation) = (answered.key, answered.incarnation);
+        let entry = RemoteEntry { session, peer, key, incarnation, is_going: false, lanes: 0 };
+        let added = self.tables().add_remote(entry);
+        let (index, generation) = added.map_err(|code| {
+            self.give_back(peer, key, incarnation);
+            (code, "remote handles".to_owned())
+        })?;
+        let info = RemoteInfo {
+            generation,
+            session,
+            peer,
+            connections: connections::of_peer(peer),
+            key,
+            bytes: answered.bytes,
+            plan: answered.plan,
+        };
+        let all = self.all_lanes();
+        self.tables().remote_lanes(index, |lanes| *lanes = all);
+        if let Err(code) = self.lanes.call_all(|_| Command::InstallRemote { remote: index, info }) {
+            self.remove_remote(index);
+            return Err((code, "a lane did not take the handle".to_owned()));
+        }
+        self.catch_up(peer, answered.plan.generation);
+        let (bytes, page_bytes) = (answered.bytes, answered.page_bytes);
+        Ok(Handle { index, generation, bytes, page_bytes, peer, session: answered.owner })
+    }
+
+    fn open_here(&self, session: u32, name: &str, region: &str, access: u32) -> Result<Answered, Code> {
+        let opened = self.tables().open(region, access, (SELF, &self.node, name), Some(session))?;
+        let plan = self.current.receive_plan();
+        let (key, bytes, page_bytes, owner) = (opened.key, opened.bytes, opened.page_bytes, opened.session);
+        Ok(Answered { key, bytes, page_bytes, owner, incarnation: self.incarnation, plan })
+    }
+
+    fn open_at(&self, peer: u32, name: &str, region: &str, access: u32) -> Result<Answered, Code> {
+        let open = NodeOpen { cookie: 0, region: name_words(region), session: name_words(name), access };
+        let (opened, incarnation) = self.peers.open(peer, open)?;
+        let plan = Plan {
+            mode: mode_of(u64::from(opened.mode)),
+            direct_from_bytes: opened.direct_from_bytes,
+            generation: opened.plan_generation,
+            direct_possible: opened.direct_possible != 0,
+        };
+        let key = Key { index: opened.index, epoch: opened.epoch };
+        Ok(Answered { key, bytes: opened.bytes, page_bytes: 0, owner: opened.session, incarnation, plan })
+    }
+
+    /// A plan that came between the answer and the installation has missed the new handle: say it again.
+    fn catch_up(&self, peer: u32, generation: u64) {
+        let newest = if peer == SELF { Some(self.current.receive_plan()) } else { self.peers.plan(peer) };
+        if let Some(plan) = newest.filter(|plan| plan.generation > generation)
+            && let Err(code) = self.lanes.call_all(|_| Command::UpdatePlan { peer, plan })
+        {
+            tracing::warn!(code = code.name(), peer, "a lane did not take a receive plan");
+        }
+    }
+
+    /// Opens a region of this node for a session of a peer. Afterwards the peer may write it.
+    pub(crate) fn open_for_peer(
+        &self,
+        peer: u32,
+        node: &str,
+        open: &NodeOpen,
+    ) -> Result<crate::tables::Opened, Code> {
+        let (region, session) = (Text::of(&open.region), Text::of(&open.session));
+        let opened = self.tables().open(region.as_str(), open.access, (peer, node, session.as_str()), None);
+        let opened = opened.inspect_err(|code| {
+            let event = named(EventCode::GrantRefused, region.as_str()).reason(*code);
+            self.emit(event.figures(u64::from(peer), 0));
+        })?;
+        if let Err(code) = self.allow_peers(opened.key, opened.peers) {
+            self.peer_closed(peer, opened.key);
+            return Err(code);
+        }
+        self.emit(named(EventCode::RegionOpened, region.as_str()).figures(u64::from(peer), 0));
+        Ok(opened)
+    }
+
+    /// Gives a remote handle back on its session's wish.
+    pub(crate) fn close_remote(&self, session: u32, index: u32, generation: u32) -> Result<(), Code> {
+        self.tables().remote_of(session, index, generation)?;
+        self.begin_remote_end(index);
+        if !self.wait_until(RELEASE_MAX, |tables| tables.remote(index).is_none_or(|remote| remote.lanes == 0))
+        {
+            return Err(Code::RegionBusy);
+        }
+        self.forget_remote(index);
+        Ok(())
+    }
+
+    /// Ends a remote handle whose session is gone.
+    pub(super) fn remove_remote(&self, index: u32) {
+        self.begin_remote_end(index);
+        self.wait_for_ever("remote handle", |tables| {
+            tables.remote(index).is_none_or(|remote| remote.lanes == 0)
+        });
+        self.forget_remote(index);
+    }
+
+    /// Ends the lanes' use of the handles that `peer` gave, all or those of one key; true when it has ended in time. The
+    /// slots stay their sessions', who have to give them back.
+    pub(crate) fn withdraw_remotes(&self, peer: u32, key: Option<Key>, limit: Duration) -> bool {
+        let meant = self.tables().remotes_of_peer(peer, key);
+        meant.iter().for_each(|remote| self.begin_remote_end(*remote));
+        self.wait_until(limit, |tables| {
+            meant.iter().all(|remote| tables.remote(*remote).is_none_or(|remote| remote.lanes == 0))
+        })
+    }
+
+    fn begin_remote_end(&self, index: u32) {
+        if !self.tables().close_remote(index) {
+            return;
+        }
+        if let Err(code) = self.lanes.call_all(|_| Command::RemoveRemote { remote: index }) {
+            tracing::error!(code = code.name(), index, "a lane did not begin the end of a remote handle");
+        }
+    }
+
+    fn forget_remote(&self, index: u32) {
+        let removed = self.tables().remove_remote(index);
+        if let Some(remote) = removed {
+            self.give_back(remote.peer, remote.key, remote.incarnation);
+        }
+    }
+
+    /// Tells the owner of a key that one handle less is open.
+    fn give_back(&self, peer: u32, key: Key, incarnation: u64) {
+        if peer == SELF { self.peer_closed(SELF, key) } else { self.peers.close(peer, key, incarnation) }
+    }
+}
+
+/// A mode by its number; anything odd is `Auto`.
+pub(crate) const fn mode_of(number: u64) -> Mode {
+    match number {
+        1 => Mode::Staged,
+        2 => Mode::Direct,
+        _ => Mode::Auto,
+    }
+}

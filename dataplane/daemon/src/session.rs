@@ -1,0 +1,178 @@
+//! The session socket: clients attach, register memory, open remote regions.
+//!
+//! One thread a connection, blocking on its socket: requests of one client are slow and in order, and never in the way
+//! of another's. The number of threads is that of sessions, which is bounded. A client that dies closes its socket, and
+//! its thread gives back everything that it held.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use railhead_abi::Code;
+use railhead_abi::frame::{Empty, FRAME_BYTES_MAX, Frame, Hello, Refused, Release, Text};
+use railhead_abi::observe::EventCode;
+use railhead_abi::words::reserved_is_zero;
+use railhead_shm::socket::{self, PeerCredentials, SocketError};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+
+use crate::admin::LOCAL_VERSION;
+use crate::events::Event;
+use crate::registrar::{Registrar, Registration};
+
+pub(crate) mod memory;
+
+use memory::SessionMemory;
+
+/// How long a client may take between connecting and its hello, and to take an answer.
+const HANDSHAKE_MAX: Duration = Duration::from_secs(5);
+
+/// One client's connection.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    registrar: Arc<Registrar>,
+    socket: Arc<OwnedFd>,
+    client: PeerCredentials,
+}
+
+impl Connection {
+    /// A connection that was accepted.
+    pub(crate) fn new(registrar: Arc<Registrar>, socket: Arc<OwnedFd>, client: PeerCredentials) -> Self {
+        Self { registrar, socket, client }
+    }
+
+    /// Serves the client until it goes away, then takes back what it held.
+    pub(crate) fn serve(&self) {
+        let slot = self.registrar.tables().add_session();
+        let session = match slot {
+            Ok(session) => session,
+            Err(code) => return self.refuse_client(code, "session.max"),
+        };
+        let memory = self.attach(session);
+        if let Some(memory) = &memory {
+            self.requests(session);
+            // Before anything is taken back, so that the client's other threads see the end at once.
+            let _ = rustix::net::shutdown(&*self.socket, rustix::net::Shutdown::Both);
+            let event = Event::new(EventCode::SessionClosed).text(&memory.name);
+            self.registrar.end_session(session, Some(memory));
+            self.registrar.events.emit(event.figures(u64::from(session), u64::from(self.pid())));
+        } else {
+            self.registrar.end_session(session, None);
+        }
+    }
+
+    /// Refuses the client before it has a session.
+    pub(crate) fn refuse_client(&self, code: Code, detail: &str) {
+        let event = Event::new(EventCode::SessionRefused).reason(code).text(detail);
+        self.registrar.events.emit(event.figures(u64::from(self.client.uid), u64::from(self.pid())));
+        self.answer(&Frame::Refused(Refused::because(code, detail)), &[]);
+    }
+
+    fn pid(&self) -> u32 {
+        self.client.pid.unwrap_or(0)
+    }
+
+    /// Takes the hello and answers it. `None` if there is no session afterwards.
+    fn attach(&self, session: u32) -> Option<SessionMemory> {
+        for which in [Timeout::Recv, Timeout::Send] {
+            let _ = set_socket_timeout(&*self.socket, which, Some(HANDSHAKE_MAX));
+        }
+        let hello = match self.read(0) {
+            Ok((Frame::Hello(hello), _)) => hello,
+            Ok(_) => return self.refuse_hello(Code::FrameMalformed, "the first frame is not Hello"),
+            Err(Some(code)) => return self.refuse_hello(code, "the first frame"),
+            Err(None) => return None,
+        };
+        let _ = set_socket_timeout(&*self.socket, Timeout::Recv, None);
+        match self.admit(session, &hello) {
+            Ok(memory) => Some(memory),
+            Err((code, detail)) => self.refuse_hello(code, &detail),
+        }
+    }
+
+    fn refuse_hello(&self, code: Code, detail: &str) -> Option<SessionMemory> {
+        self.refuse_client(code, detail);
+        None
+    }
+
+    fn admit(&self, session: u32, hello: &Hello) -> Result<SessionMemory, (Code, String)> {
+        if !reserved_is_zero::<Hello>(&hello.encode()) {
+            return Err((Code::FrameMalformed, "reserved bits".to_owned()));
+        }
+        let name = Text::of(&hello.name);
+        let name =
+            if name.as_str().is_empty() { format!("pid-{}", self.pid()) } else { name.as_str().to_owned() };
+        self.registrar.tables().name_session(session, &name).map_err(|code| (code, "name".to_owned()))?;
+        let memory = self.registrar.begin_session(session, &name, hello)?;
+        let event = Event::new(EventCode::SessionOpened).text(&name);
+        self.registrar.events.emit(event.figures(u64::from(session), u64::from(self.pid())));
+        let welcome = memory.welcome(session, self.registrar.incarnation, &self.registrar.node);
+        self.answer(&Frame::Welcome(welcome), &memory.descriptors(&self.registrar.lanes_page));
+        Ok(memory)
+    }
+
+    /// Answers requests until the client goes away or breaks the protocol.
+    fn requests(&self, session: u32) {
+        loop {
+            let (frame, mut files) = match self.read(1) {
+                Ok(request) => request,
+                Err(Some(code)) => {
+                    self.answer(&Frame::Refused(Refused::because(code, "a request")), &[]);
+                    return;
+                }
+                Err(None) => return,
+            };
+            let answer = match (frame, files.pop()) {
+                (Frame::Register(frame), Some(file)) => {
+                    let registration = Registration { frame, file };
+                    self.registrar.register(session, &registration).map(Frame::Registered)
+                }
+                (Frame::Register(_), None) => {
+                    Err((Code::SealsMissing, "no memory file came with it".to_owned()))
+                }
+                (Frame::Open(open), None) => self.registrar.open(session, &open).map(Frame::Opened),
+                (Frame::Release(release), None) => self.release(session, &release),
+                _ => Err((Code::FrameMalformed, "not a request, or with a descriptor too many".to_owned())),
+            };
+            let answer =
+                answer.unwrap_or_else(|(code, detail)| Frame::Refused(Refused::because(code, &detail)));
+            if !self.answer(&answer, &[]) {
+                return;
+            }
+        }
+    }
+
+    fn release(&self, session: u32, release: &Release) -> Result<Frame, (Code, String)> {
+        let (index, generation) = (release.index, release.generation);
+        let released = match release.remote {
+            0 => self.registrar.deregister(session, index, generation),
+            1 => self.registrar.close_remote(session, index, generation),
+            _ => Err(Code::FrameMalformed),
+        };
+        let released = released.map_err(|code| (code, format!("handle {index}, generation {generation}")));
+        released.map(|()| Frame::Released(Empty { figure: u64::from(index) }))
+    }
+
+    /// The next frame with its descriptors; an error without a code is the end of the connection.
+    fn read(&self, fds_max: usize) -> Result<(Frame, Vec<OwnedFd>), Option<Code>> {
+        let mut buffer = [0; FRAME_BYTES_MAX];
+        match socket::recv_frame(&*self.socket, &mut buffer, fds_max) {
+            Ok(received) => {
+                let frame = Frame::decode(LOCAL_VERSION, &buffer[..received.bytes]).map_err(Some)?;
+                Ok((frame, received.fds))
+            }
+            Err(SocketError::Oversized { .. } | SocketError::Descriptors { .. }) => {
+                Err(Some(Code::FrameMalformed))
+            }
+            Err(_) => Err(None),
+        }
+    }
+
+    /// Sends an answer; false if the client does not take it.
+    fn answer(&self, frame: &Frame, fds: &[std::os::fd::BorrowedFd<'_>]) -> bool {
+        let (bytes, count) = frame.encode(LOCAL_VERSION);
+        socket::send_frame(&*self.socket, &bytes[..count], fds).is_ok()
+    }
+}
+
+#[cfg(test)]
+mod tests;

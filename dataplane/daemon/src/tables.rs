@@ -1,0 +1,456 @@
+//! What the registrar knows: sessions, regions, remote handles. Data only: no lane, socket or mapping is touched here.
+//!
+//! Slots are the numbers that lanes, clients and peers use. A slot is given to another owner only after everything that
+//! used it has ended, and with a new generation.
+
+use std::collections::HashMap;
+
+use railhead_abi::Code;
+use railhead_abi::frame::{ACCESS_READ, ACCESS_WRITE, is_name};
+use railhead_abi::segment::{PORTS_PER_LANE_MAX, SESSIONS_MAX};
+use railhead_core::port::Key;
+use railhead_shm::OwnedSpan;
+
+use crate::grants::Grant;
+
+/// Slots of the region table; slot 0 is the lanes' staging arenas.
+pub(crate) const REGIONS: usize = 4096;
+/// Slots of the table of remote handles.
+pub(crate) const REMOTES: usize = 4096;
+/// Regions, and remote handles, of one session.
+pub(crate) const PER_SESSION_MAX: usize = 1024;
+/// This node in the table of peers.
+pub(crate) const SELF: u32 = 0;
+
+/// A session.
+#[derive(Debug)]
+pub(crate) struct SessionEntry {
+    /// Its name; empty until it said hello and once it is closing, so that the name is free at once.
+    pub(crate) name: String,
+    /// Ports that lanes have, as lane and slot.
+    pub(crate) ports: Vec<(usize, u8)>,
+}
+
+/// How far a region is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RegionState {
+    /// Lanes do not all have it yet.
+    Coming,
+    /// In use.
+    Live,
+    /// Its end has begun: nobody finds it any more.
+    Going,
+}
+
+/// A region.
+#[derive(Debug)]
+pub(crate) struct RegionEntry {
+    /// How far it is.
+    pub(crate) state: RegionState,
+    /// Session that owns it.
+    pub(crate) session: u32,
+    /// Its name; empty if nobody else can open it.
+    pub(crate) name: String,
+    /// Who may open it.
+    pub(crate) grant: Grant,
+    /// What transfers may do.
+    pub(crate) access: u32,
+    /// Bytes.
+    pub(crate) bytes: u64,
+    /// Bytes of the pages that it lies on.
+    pub(crate) page_bytes: u64,
+    /// Its memory; kept until the region is drained on every lane.
+    pub(crate) span: Option<OwnedSpan>,
+    /// Handles open at each peer.
+    pub(crate) holds: HashMap<u32, u32>,
+    /// Lanes that have it, one bit each.
+    pub(crate) lanes: u64,
+}
+
+impl RegionEntry {
+    /// The peers that hold it, one bit each. This node always does.
+    pub(crate) fn peers(&self) -> u64 {
+        self.holds.keys().fold(1 << SELF, |bits, peer| bits | 1 << (peer % 64))
+    }
+}
+
+/// A remote handle.
+#[derive(Debug, Clone)]
+pub(crate) struct RemoteEntry {
+    /// Session that opened it.
+    pub(crate) session: u32,
+    /// Where it is.
+    pub(crate) peer: u32,
+    /// Its key there.
+    pub(crate) key: Key,
+    /// Incarnation of the peer that gave the key: to another one it means nothing.
+    pub(crate) incarnation: u64,
+    /// Its end has begun: lanes were told to forget it.
+    pub(crate) is_going: bool,
+    /// Lanes that have it, one bit each.
+    pub(crate) lanes: u64,
+}
+
+/// A slot with its generation: of the present owner, or of the last one.
+#[derive(Debug)]
+struct Slot<T> {
+    generation: u32,
+    entry: Option<T>,
+}
+
+#[derive(Debug)]
+struct Slots<T> {
+    slots: Vec<Slot<T>>,
+    /// Where to look for a free one first: the one that was free the longest.
+    next: usize,
+    first: usize,
+}
+
+impl<T> Slots<T> {
+    fn new(count: usize, first: usize, seed: u32) -> Self {
+        let slots = (0..count).map(|_| Slot { generation: seed, entry: None }).collect();
+        Self { slots, next: first, first }
+    }
+
+    fn insert(&mut self, entry: T) -> Option<(u32, u32)> {
+        let count = self.slots.len();
+        let free =
+            (self.next..count).chain(self.first..self.next).find(|at| self.slots[*at].entry.is_none())?;
+        self.next = if free + 1 == count { self.first } else { free + 1 };
+        let slot = &mut self.slots[free];
+        // 0 is never a generation, so that a zeroed handle is stale.
+        slot.generation = slot.generation.checked_add(1).unwrap_or(1);
+        slot.entry = Some(entry);
+        Some((u32::try_from(free).ok()?, slot.generation))
+    }
+
+    fn get(&self, index: u32) -> Option<&T> {
+        self.slots.get(index as usize)?.entry.as_ref()
+    }
+
+    fn get_mut(&mut self, index: u32) -> Option<&mut T> {
+        self.slots.get_mut(index as usize)?.entry.as_mut()
+    }
+
+    fn current(&mut self, index: u32, generation: u32) -> Option<&mut T> {
+        let slot = self.slots.get_mut(index as usize)?;
+        slot.entry.as_mut().filter(|_| slot.generation == generation)
+    }
+
+    fn generation(&self, index: u32) -> u32 {
+        self.slots.get(index as usize).map_or(0, |slot| slot.generation)
+    }
+
+    fn remove(&mut self, index: u32) -> Option<T> {
+        self.slots.get_mut(index as usize)?.entry.take()
+    }
+
+    fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
+        let entries = self.slots.iter().enumerate();
+        entries.filter_map(|(at, slot)| Some((u32::try_from(at).ok()?, slot.entry.as_ref()?)))
+    }
+}
+
+/// What a peer or a session gets when it opens a region.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Opened {
+    /// The key.
+    pub(crate) key: Key,
+    /// Bytes of the region.
+    pub(crate) bytes: u64,
+    /// Bytes of its pages.
+    pub(crate) page_bytes: u64,
+    /// Session that owns it.
+    pub(crate) session: u32,
+    /// Peers that may write it now, the new one included.
+    pub(crate) peers: u64,
+}
+
+/// All tables of the registrar. Guarded by one lock that is held for look-ups and changes only.
+#[derive(Debug)]
+pub(crate) struct Tables {
+    sessions: Slots<SessionEntry>,
+    regions: Slots<RegionEntry>,
+    remotes: Slots<RemoteEntry>,
+    sessions_max: usize,
+    /// Ports reserved on each lane.
+    ports: Vec<usize>,
+}
+
+impl Tables {
+    /// Empty tables for up to `sessions_max` sessions on `lanes` lanes. Generations count from `seed`, a random number, so
+    /// that a handle or key from before a restart is not taken for one of today.
+    pub(crate) fn new(sessions_max: usize, lanes: usize, seed: u32) -> Self {
+        Self {
+            sessions: Slots::new(SESSIONS_MAX, 0, 0),
+            regions: Slots::new(REGIONS, 1, seed),
+            remotes: Slots::new(REMOTES, 0, seed),
+            sessions_max,
+            ports: vec![0; lanes],
+        }
+    }
+
+    /// Takes a session slot for a client that has not said hello yet.
+    ///
+    /// # Errors
+    /// [`Code::SessionsFull`].
+    pub(crate) fn add_session(&mut self) -> Result<u32, Code> {
+        if self.sessions.iter().count() >= self.sessions_max {
+            return Err(Code::SessionsFull);
+        }
+        let added = self.sessions.insert(SessionEntry { name: String::new(), ports: Vec::new() });
+        added.map(|(slot, _)| slot).ok_or(Code::SessionsFull)
+    }
+
+    /// Gives a session its name.
+    ///
+    /// # Errors
+    /// [`Code::NameInvalid`], [`Code::NameTaken`].
+    pub(crate) fn name_session(&mut self, session: u32, name: &str) -> Result<(), Code> {
+        if !is_name(name) {
+            return Err(Code::NameInvalid);
+        }
+        if self.sessions.iter().any(|(_, other)| other.name == name) {
+            return Err(Code::NameTaken);
+        }
+        if let Some(entry) = self.sessions.get_mut(session) {
+            name.clone_into(&mut entry.name);
+        }
+        Ok(())
+    }
+
+    /// Reserves `ports` ports, port `p` on lane `p mod lanes`, before any memory is made for them.
+    ///
+    /// # Errors
+    /// [`Code::PortsFull`]; nothing is reserved then.
+    pub(crate) fn reserve_ports(&mut self, ports: usize) -> Result<(), Code> {
+        let lanes = self.ports.len();
+        let wanted = |lane: usize| ports / lanes + usize::from(lane < ports % lanes);
+        if (0..lanes).any(|lane| self.ports[lane] + wanted(lane) > PORTS_PER_LANE_MAX) {
+            return Err(Code::PortsFull);
+        }
+        (0..lanes).for_each(|lane| self.ports[lane] += wanted(lane));
+        Ok(())
+    }
+
+    /// Gives reserved ports back.
+    pub(crate) fn unreserve_ports(&mut self, ports: usize) {
+        let lanes = self.ports.len();
+        (0..lanes).for_each(|lane| self.ports[lane] -= ports / lanes + usize::from(lane < ports % lanes));
+    }
+
+    /// A lane has a port of the session.
+    pub(crate) fn add_port(&mut self, session: u32, lane: usize, port: u8) {
+        if let Some(entry) = self.sessions.get_mut(session) {
+            entry.ports.push((lane, port));
+        }
+    }
+
+    /// A lane has given a port back. Returns its session.
+    pub(crate) fn remove_port(&mut self, lane: usize, port: u8) -> Option<u32> {
+        let owner = self.sessions.iter().find(|(_, entry)| entry.ports.contains(&(lane, port)));
+        let session = owner.map(|(session, _)| session)?;
+        self.sessions.get_mut(session)?.ports.retain(|open| *open != (lane, port));
+        Some(session)
+    }
+
+    /// The session in a slot.
+    pub(crate) fn session(&self, session: u32) -> Option<&SessionEntry> {
+        self.sessions.get(session)
+    }
+
+    /// Frees the names of a session that ends, so that it may attach again at once. Returns what it owns.
+    pub(crate) fn close_session(&mut self, session: u32) -> (Vec<u32>, Vec<u32>) {
+        if let Some(entry) = self.sessions.get_mut(session) {
+            entry.name.clear();
+        }
+        let regions: Vec<u32> = self
+            .regions
+            .iter()
+            .filter(|(_, region)| region.session == session)
+            .map(|(slot, _)| slot)
+            .collect();
+        for slot in &regions {
+            if let Some(region) = self.regions.get_mut(*slot) {
+                region.state = RegionState::Going;
+                region.name.clear();
+            }
+        }
+        let remotes =
+            self.remotes.iter().filter(|(_, remote)| remote.session == session).map(|(slot, _)| slot);
+        (regions, remotes.collect())
+    }
+
+    /// Frees a session's slot: everything that it owned has been removed.
+    pub(crate) fn remove_session(&mut self, session: u32) {
+        self.sessions.remove(session);
+    }
+
+    /// Takes a region slot; lanes get the region next, then [`Self::region_ready`]. Returns slot and generation.
+    ///
+    /// # Errors
+    /// [`Code::NameInvalid`], [`Code::NameTaken`], [`Code::QuotaExceeded`], [`Code::RegionsFull`].
+    pub(crate) fn add_region(&mut self, entry: RegionEntry) -> Result<(u32, u32), Code> {
+        if !entry.name.is_empty() && !is_name(&entry.name) {
+            return Err(Code::NameInvalid);
+        }
+        if !entry.name.is_empty() && self.regions.iter().any(|(_, other)| other.name == entry.name) {
+            return Err(Code::NameTaken);
+        }
+        if self.regions.iter().filter(|(_, other)| other.session == entry.session).count() >= PER_SESSION_MAX
+        {
+            return Err(Code::QuotaExceeded);
+        }
+        self.regions.insert(entry).ok_or(Code::RegionsFull)
+    }
+
+    /// All lanes have the region: it can be opened.
+    pub(crate) fn region_ready(&mut self, region: u32) {
+        if let Some(entry) = self.regions.get_mut(region) {
+            entry.state = RegionState::Live;
+        }
+    }
+
+    /// Notes which lanes have a region.
+    pub(crate) fn region_lanes(&mut self, region: u32, change: impl FnOnce(&mut u64)) {
+        if let Some(entry) = self.regions.get_mut(region) {
+            change(&mut entry.lanes);
+        }
+    }
+
+    /// Notes which lanes have a remote handle.
+    pub(crate) fn remote_lanes(&mut self, remote: u32, change: impl FnOnce(&mut u64)) {
+        if let Some(entry) = self.remotes.get_mut(remote) {
+            change(&mut entry.lanes);
+        }
+    }
+
+    /// The region in a slot.
+    pub(crate) fn region(&self, region: u32) -> Option<&RegionEntry> {
+        self.regions.get(region)
+    }
+
+    /// Begins the end of a region of `session`.
+    ///
+    /// # Errors
+    /// [`Code::LocalHandleStale`].
+    pub(crate) fn close_region(&mut self, session: u32, index: u32, generation: u32) -> Result<(), Code> {
+        let entry = self.regions.current(index, generation).filter(|entry| entry.session == session);
+        let entry = entry.filter(|entry| entry.state != RegionState::Coming).ok_or(Code::LocalHandleStale)?;
+        entry.state = RegionState::Going;
+        entry.name.clear();
+        Ok(())
+    }
+
+    /// Frees a region's slot: it is drained on every lane and out of every adapter.
+    pub(crate) fn remove_region(&mut self, region: u32) -> Option<RegionEntry> {
+        self.regions.remove(region)
+    }
+
+    /// The key of a region, as its holders know it.
+    pub(crate) fn key(&self, region: u32) -> Key {
+        Key { index: region, epoch: self.regions.generation(region) }
+    }
+
+    /// Opens a region by name for `session_name` on `node`, which is `peer` in our table. An owner may open its own.
+    ///
+    /// # Errors
+    /// [`Code::RegionUnknown`]; [`Code::GrantMissing`], also for access that the region does not give.
+    pub(crate) fn open(
+        &mut self,
+        name: &str,
+        access: u32,
+        (peer, node, session_name): (u32, &str, &str),
+        local_session: Option<u32>,
+    ) -> Result<Opened, Code> {
+        let found = self.regions.iter().find(|(_, region)| !name.is_empty() && region.name == name);
+        let (index, _) =
+            found.filter(|(_, region)| region.state == RegionState::Live).ok_or(Code::RegionUnknown)?;
+        let key = self.key(index);
+        let region = self.regions.get_mut(index).ok_or(Code::RegionUnknown)?;
+        let is_owner = local_session == Some(region.session);
+        let wanted = access & (ACCESS_READ | ACCESS_WRITE);
+        if !(is_owner || region.grant.allows(node, session_name)) || region.access & wanted != wanted {
+            return Err(Code::GrantMissing);
+        }
+        *region.holds.entry(peer).or_default() += 1;
+        let peers = region.peers();
+        Ok(Opened { key, bytes: region.bytes, page_bytes: region.page_bytes, session: region.session, peers })
+    }
+
+    /// A holder gave one handle back. Returns the peers that may still write if that was its last one.
+    pub(crate) fn unhold(&mut self, key: Key, peer: u32) -> Option<u64> {
+        let region = self.regions.current(key.index, key.epoch)?;
+        let count = region.holds.get_mut(&peer)?;
+        *count -= 1;
+        if *count > 0 {
+            return None;
+        }
+        region.holds.remove(&peer);
+        Some(region.peers())
+    }
+
+    /// Everything that `peer` held is gone with its last start. Returns regions and who may still write each.
+    pub(crate) fn unhold_all(&mut self, peer: u32) -> Vec<(u32, u64)> {
+        let held: Vec<u32> = self
+            .regions
+            .iter()
+            .filter(|(_, region)| region.holds.contains_key(&peer))
+            .map(|(slot, _)| slot)
+            .collect();
+        held.into_iter()
+            .filter_map(|slot| {
+                let region = self.regions.get_mut(slot)?;
+                region.holds.remove(&peer);
+                Some((slot, region.peers()))
+            })
+            .collect()
+    }
+
+    /// Takes a slot for a remote handle. Returns slot and generation.
+    ///
+    /// # Errors
+    /// [`Code::QuotaExceeded`], [`Code::RegionsFull`].
+    pub(crate) fn add_remote(&mut self, entry: RemoteEntry) -> Result<(u32, u32), Code> {
+        if self.remotes.iter().filter(|(_, other)| other.session == entry.session).count() >= PER_SESSION_MAX
+        {
+            return Err(Code::QuotaExceeded);
+        }
+        self.remotes.insert(entry).ok_or(Code::RegionsFull)
+    }
+
+    /// The remote handle in a slot.
+    pub(crate) fn remote(&self, remote: u32) -> Option<&RemoteEntry> {
+        self.remotes.get(remote)
+    }
+
+    /// Checks that a remote handle is one of `session`.
+    ///
+    /// # Errors
+    /// [`Code::RemoteHandleStale`].
+    pub(crate) fn remote_of(&mut self, session: u32, index: u32, generation: u32) -> Result<(), Code> {
+        let entry = self.remotes.current(index, generation).filter(|entry| entry.session == session);
+        entry.map(|_| ()).ok_or(Code::RemoteHandleStale)
+    }
+
+    /// Begins the end of one remote handle. False if it had begun before.
+    pub(crate) fn close_remote(&mut self, remote: u32) -> bool {
+        self.remotes.get_mut(remote).is_some_and(|entry| !core::mem::replace(&mut entry.is_going, true))
+    }
+
+    /// The handles that `peer` gave, all or those of one key, whose end has not begun.
+    pub(crate) fn remotes_of_peer(&self, peer: u32, key: Option<Key>) -> Vec<u32> {
+        let is_meant = |remote: &RemoteEntry| {
+            remote.peer == peer && !remote.is_going && key.is_none_or(|key| remote.key == key)
+        };
+        self.remotes.iter().filter(|(_, remote)| is_meant(remote)).map(|(slot, _)| slot).collect()
+    }
+
+    /// Frees a remote handle's slot: no lane uses it.
+    pub(crate) fn remove_remote(&mut self, remote: u32) -> Option<RemoteEntry> {
+        self.remotes.remove(remote)
+    }
+}
+
+#[cfg(test)]
+mod tests;

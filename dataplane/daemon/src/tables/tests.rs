@@ -1,0 +1,145 @@
+use super::*;
+
+fn region(session: u32, name: &str, grant: &str) -> RegionEntry {
+    RegionEntry {
+        state: RegionState::Coming,
+        session,
+        name: name.to_owned(),
+        grant: Grant::parse(grant).unwrap(),
+        access: ACCESS_READ | ACCESS_WRITE,
+        bytes: 4096,
+        page_bytes: 4096,
+        span: None,
+        holds: HashMap::new(),
+        lanes: 0,
+    }
+}
+
+fn live(tables: &mut Tables, session: u32, name: &str, grant: &str) -> (u32, u32) {
+    let (slot, generation) = tables.add_region(region(session, name, grant)).unwrap();
+    tables.region_ready(slot);
+    (slot, generation)
+}
+
+fn remote(session: u32, peer: u32, index: u32) -> RemoteEntry {
+    RemoteEntry { session, peer, key: Key { index, epoch: 1 }, incarnation: 1, is_going: false, lanes: 0 }
+}
+
+#[test]
+fn sessions_are_bounded_and_their_names_unique() {
+    let mut tables = Tables::new(2, 2, u32::MAX - 1);
+    let first = tables.add_session().unwrap();
+    let second = tables.add_session().unwrap();
+    assert_eq!(tables.add_session(), Err(Code::SessionsFull));
+    assert_eq!(tables.name_session(first, "a b"), Err(Code::NameInvalid));
+    tables.name_session(first, "a").unwrap();
+    assert_eq!(tables.name_session(second, "a"), Err(Code::NameTaken));
+    tables.close_session(first);
+    tables.name_session(second, "a").expect("the name is free once its session ends");
+    assert_eq!(tables.add_session(), Err(Code::SessionsFull), "the slot is not free before it is removed");
+    tables.remove_session(first);
+    tables.add_session().unwrap();
+}
+
+#[test]
+fn handles_of_an_earlier_owner_are_stale() {
+    let mut tables = Tables::new(1, 2, u32::MAX - 1);
+    let (slot, generation) = live(&mut tables, 0, "r", "*");
+    assert_ne!((slot, generation), (0, 0));
+    assert_eq!(tables.close_region(1, slot, generation), Err(Code::LocalHandleStale), "another session's");
+    tables.close_region(0, slot, generation).unwrap();
+    tables.remove_region(slot).unwrap();
+    assert_eq!(tables.close_region(0, slot, generation), Err(Code::LocalHandleStale));
+    // All other slots are used once before the same comes again, with another generation.
+    let again = (1..REGIONS).map(|_| live(&mut tables, 7, "", "")).take(PER_SESSION_MAX).collect::<Vec<_>>();
+    assert!(again.iter().all(|(other, _)| *other != slot));
+    assert_eq!(tables.add_region(region(7, "", "")), Err(Code::QuotaExceeded));
+}
+
+#[test]
+fn region_is_opened_only_when_live_and_granted() {
+    let mut tables = Tables::new(4, 2, u32::MAX - 1);
+    let (slot, generation) = tables.add_region(region(3, "r", "b/x")).unwrap();
+    let by = |tables: &mut Tables, node: &str, session: &str| {
+        tables.open("r", ACCESS_WRITE, (5, node, session), None)
+    };
+    assert_eq!(by(&mut tables, "b", "x"), Err(Code::RegionUnknown), "lanes do not have it yet");
+    tables.region_ready(slot);
+    assert_eq!(by(&mut tables, "b", "y"), Err(Code::GrantMissing));
+    assert_eq!(by(&mut tables, "a", "x"), Err(Code::GrantMissing));
+    let opened = by(&mut tables, "b", "x").unwrap();
+    assert_eq!(opened.key, Key { index: slot, epoch: generation });
+    assert_eq!((opened.session, opened.peers), (3, 1 | 1 << 5));
+    assert!(tables.open("r", ACCESS_WRITE, (SELF, "a", "own"), Some(3)).is_ok(), "its owner needs no grant");
+    assert_eq!(tables.open("", ACCESS_WRITE, (5, "b", "x"), None), Err(Code::RegionUnknown));
+    tables.close_region(3, slot, generation).unwrap();
+    assert_eq!(by(&mut tables, "b", "x"), Err(Code::RegionUnknown));
+}
+
+#[test]
+fn access_that_the_region_does_not_give_is_refused() {
+    let mut tables = Tables::new(1, 2, u32::MAX - 1);
+    let (slot, _) = tables.add_region(RegionEntry { access: ACCESS_READ, ..region(0, "r", "*") }).unwrap();
+    tables.region_ready(slot);
+    assert_eq!(tables.open("r", ACCESS_WRITE, (1, "b", "x"), None), Err(Code::GrantMissing));
+    assert!(tables.open("r", ACCESS_READ, (1, "b", "x"), None).is_ok());
+}
+
+#[test]
+fn a_peer_may_write_until_its_last_handle_is_back() {
+    let mut tables = Tables::new(1, 2, u32::MAX - 1);
+    live(&mut tables, 0, "r", "*");
+    let key = tables.open("r", ACCESS_WRITE, (2, "b", "x"), None).unwrap().key;
+    tables.open("r", ACCESS_WRITE, (2, "b", "y"), None).unwrap();
+    tables.open("r", ACCESS_WRITE, (3, "c", "x"), None).unwrap();
+    assert_eq!(tables.unhold(key, 2), None);
+    assert_eq!(tables.unhold(key, 2), Some(1 | 1 << 3));
+    assert_eq!(tables.unhold(key, 2), None, "given back more often than opened");
+    assert_eq!(tables.unhold(Key { epoch: key.epoch + 1, ..key }, 3), None, "of another generation");
+    assert_eq!(tables.unhold_all(3), vec![(key.index, 1)]);
+    assert_eq!(tables.unhold_all(3), vec![]);
+}
+
+#[test]
+fn handles_of_a_peer_are_found_until_their_end_begins() {
+    let mut tables = Tables::new(1, 2, u32::MAX - 1);
+    let (first, generation) = tables.add_remote(remote(0, 2, 7)).unwrap();
+    let (second, _) = tables.add_remote(remote(0, 2, 8)).unwrap();
+    tables.add_remote(remote(0, 3, 7)).unwrap();
+    assert_eq!(tables.remotes_of_peer(2, Some(Key { index: 7, epoch: 1 })), vec![first]);
+    assert_eq!(tables.remotes_of_peer(2, Some(Key { index: 7, epoch: 2 })), Vec::<u32>::new());
+    assert!(tables.close_remote(first));
+    assert!(!tables.close_remote(first), "begun once");
+    assert_eq!(tables.remotes_of_peer(2, None), vec![second]);
+    tables.remote_of(0, first, generation).unwrap();
+    assert_eq!(tables.remote_of(1, first, generation), Err(Code::RemoteHandleStale));
+    assert_eq!(tables.remote_of(0, first, generation + 1), Err(Code::RemoteHandleStale));
+}
+
+#[test]
+fn ports_are_bounded_on_each_lane() {
+    let mut tables = Tables::new(2, 2, u32::MAX - 1);
+    tables.reserve_ports(2 * PORTS_PER_LANE_MAX - 1).unwrap();
+    assert_eq!(tables.reserve_ports(1), Err(Code::PortsFull), "port 0 is always on lane 0");
+    assert_eq!(tables.reserve_ports(2), Err(Code::PortsFull));
+    tables.unreserve_ports(3);
+    tables.reserve_ports(3).unwrap();
+    let session = tables.add_session().unwrap();
+    tables.add_port(session, 1, 4);
+    assert_eq!(tables.remove_port(0, 4), None);
+    assert_eq!(tables.remove_port(1, 4), Some(session));
+    assert_eq!(tables.remove_port(1, 4), None);
+}
+
+#[test]
+fn a_session_that_ends_gives_everything_it_owned() {
+    let mut tables = Tables::new(2, 2, u32::MAX - 1);
+    let session = tables.add_session().unwrap();
+    tables.name_session(session, "s").unwrap();
+    let (region, _) = live(&mut tables, session, "r", "*");
+    live(&mut tables, session + 1, "other", "*");
+    let (handle, _) = tables.add_remote(remote(session, 1, 4)).unwrap();
+    assert_eq!(tables.close_session(session), (vec![region], vec![handle]));
+    assert_eq!(tables.open("r", ACCESS_WRITE, (1, "b", "x"), None), Err(Code::RegionUnknown));
+    live(&mut tables, session + 1, "r", "*");
+}
