@@ -1,0 +1,96 @@
+//! Direct is direct and staged is staged: shown by the addresses that the kernel was given for the data, on both nodes.
+
+mod support;
+
+use railhead_client::{Leg, Region, Write};
+use railhead_system::trace::{Call, Tracer};
+use railhead_system::{Cluster, Node, NodeConfig, procfs};
+use support::*;
+
+const BYTES: u64 = 24 << 20;
+
+/// Bytes of calls in one direction that lay in the mapping of the region, and elsewhere.
+fn split(calls: &[Call], out: bool, node: &Node, region: &Region) -> (u64, u64) {
+    let inode = rustix::fs::fstat(region.file()).unwrap().st_ino;
+    let mappings: Vec<_> =
+        procfs::mappings(node.dataplane_pid()).into_iter().filter(|mapping| mapping.inode == inode).collect();
+    assert!(!mappings.is_empty(), "{} does not map the region", node.config.name);
+    let (mut inside, mut outside) = (0, 0);
+    for (address, bytes) in calls.iter().filter(|call| call.out == out).flat_map(|call| &call.pieces) {
+        if mappings.iter().any(|mapping| mapping.holds(*address, *bytes)) {
+            inside += bytes;
+        } else {
+            outside += bytes;
+        }
+    }
+    (inside, outside)
+}
+
+/// Bytes of pieces that lie in one mapping, the one that has most: the arena, where blocks are used.
+fn in_one_mapping(calls: &[Call], out: bool, node: &Node) -> u64 {
+    procfs::mappings(node.dataplane_pid())
+        .iter()
+        .map(|mapping| {
+            let pieces = calls.iter().filter(|call| call.out == out).flat_map(|call| &call.pieces);
+            pieces.filter(|(address, bytes)| mapping.holds(*address, *bytes)).map(|(_, bytes)| bytes).sum()
+        })
+        .max()
+        .unwrap_or(0)
+}
+
+fn traced(send_leg: Leg, receive_leg: Leg) {
+    let cluster = Cluster::start(vec![NodeConfig::new("a"), NodeConfig::new("b")]);
+    let (sender, receiver) = (attach(cluster.a(), "sender", 1), attach(cluster.b(), "receiver", 1));
+    let (source, destination) = (region(&sender, "", BYTES), region(&receiver, "destination", BYTES));
+    let remote = open(&sender, "b", "destination");
+    let mut port = sender.take_port().unwrap();
+    let write = Write { send_leg, receive_leg, ..write(1, &source, &remote, BYTES) };
+    // The connections are made outside of what is looked at.
+    transfer_ok(&mut port, &write);
+    let data = pattern(5, usize::try_from(BYTES).unwrap());
+    source.copy_in(0, &data).unwrap();
+    destination.fill(0, BYTES, POISON).unwrap();
+    let tracers = [cluster.a(), cluster.b()].map(|node| Tracer::attach(node.dataplane_pid()));
+    transfer_ok(&mut port, &write);
+    let [calls_a, calls_b] = tracers.map(Tracer::finish);
+    assert_bytes(&read(&destination, 0, BYTES), &data, "what was traced");
+    for (leg, node, calls, region, out) in [
+        (send_leg, cluster.a(), &calls_a, &source, true),
+        (receive_leg, cluster.b(), &calls_b, &destination, false),
+    ] {
+        let (inside, outside) = split(calls, out, node, region);
+        let name = &node.config.name;
+        assert!(inside + outside >= BYTES, "{name}: only {inside} + {outside} bytes were seen");
+        if leg == Leg::DIRECT {
+            assert_eq!(inside, BYTES, "{name}: all data straight from or to the region, {outside} bytes elsewhere");
+            // Heads and records; not a second copy of the data.
+            assert!(outside < BYTES / 10, "{name}: {outside} bytes beside the region");
+        } else {
+            assert_eq!(inside, 0, "{name}: staged data must not go straight from or to the region");
+            let staged = in_one_mapping(calls, out, node);
+            assert!(staged >= BYTES, "{name}: {staged} bytes of {BYTES} in the arena");
+        }
+    }
+    drop((port, source, destination));
+    cluster.stop();
+}
+
+#[test]
+fn direct_to_direct() {
+    traced(Leg::DIRECT, Leg::DIRECT);
+}
+
+#[test]
+fn direct_to_staged() {
+    traced(Leg::DIRECT, Leg::STAGED);
+}
+
+#[test]
+fn staged_to_direct() {
+    traced(Leg::STAGED, Leg::DIRECT);
+}
+
+#[test]
+fn staged_to_staged() {
+    traced(Leg::STAGED, Leg::STAGED);
+}

@@ -1,0 +1,10 @@
+//! Each process killed with SIGKILL in turn, under load, and started again: every accepted submission completes exactly
+//! once, nobody else notices, and nothing is left behind.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod clients;
+mod control;
+mod dataplanes;
+mod load;
