@@ -100,8 +100,8 @@ impl SimCopier {
                 continue;
             }
             let mut bytes = vec![0; piece.bytes];
-            posted.from.device_read(posted.copy.from.offset + piece.offset, &mut bytes);
-            posted.to.device_write(posted.copy.to.offset + piece.offset, &bytes);
+            posted.from.device_read(posted.copy.from.offset + piece.offset, &mut bytes, "a copy");
+            posted.to.device_write(posted.copy.to.offset + piece.offset, &bytes, "a copy");
         }
     }
 }

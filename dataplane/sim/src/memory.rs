@@ -200,7 +200,7 @@ impl SimMemory {
         }
     }
 
-    fn check_window(&self, offset: u64, bytes: usize, usage: Use) {
+    fn check_window(&self, offset: u64, bytes: usize, usage: Use, by: &str) {
         let mut inner = self.inner.borrow_mut();
         let range = range_of(offset, bytes);
         let inside = |(window, of): &(Range<u64>, Use)| {
@@ -208,19 +208,19 @@ impl SimMemory {
         };
         if inner.watched && !inner.windows.values().any(inside) {
             let name = inner.name.clone();
-            inner.violations.push(format!("{name}: {usage:?} of {range:?} is in no open window"));
+            inner.violations.push(format!("{name}: {usage:?} of {range:?} by {by} is in no open window"));
         }
     }
 
-    /// A device reads.
-    pub(crate) fn device_read(&self, offset: u64, bytes: &mut [u8]) {
-        self.check_window(offset, bytes.len(), Use::Read);
+    /// A device reads; `by` says what kind.
+    pub(crate) fn device_read(&self, offset: u64, bytes: &mut [u8], by: &str) {
+        self.check_window(offset, bytes.len(), Use::Read, by);
         self.read(index(offset), bytes);
     }
 
     /// A device writes, and it is seen at once.
-    pub(crate) fn device_write(&self, offset: u64, bytes: &[u8]) {
-        self.check_window(offset, bytes.len(), Use::Write);
+    pub(crate) fn device_write(&self, offset: u64, bytes: &[u8], by: &str) {
+        self.check_window(offset, bytes.len(), Use::Write, by);
         self.write(index(offset), bytes);
     }
 }

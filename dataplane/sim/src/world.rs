@@ -373,7 +373,12 @@ impl<'s> World<'s> {
                 engine.connections_up()
             );
         }
-        eprintln!("{:#?}", self.registrar);
+        if std::env::var_os("RAILHEAD_DUMP").is_some() {
+            for lane in &self.lanes {
+                eprintln!("{:?}", lane.engine);
+            }
+        }
+        eprintln!("{:?}", self.registrar);
         panic!("stuck until {what} at {} ns", self.clock.now());
     }
 

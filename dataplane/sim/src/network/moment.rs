@@ -108,7 +108,7 @@ impl Net {
             // As on a socket: what was promised is filled up with zeroes.
             write.lost = true;
         } else {
-            write.source.device_read(offset, &mut data);
+            write.source.device_read(offset, &mut data, "a post");
         }
         write.pieces[piece].data = Some(data);
     }
@@ -163,7 +163,7 @@ impl Net {
                     bytes: data,
                 });
             }
-            Ok(memory) => memory.device_write(offset, &data),
+            Ok(memory) => memory.device_write(offset, &data, "an inbound write"),
         }
     }
 
@@ -177,7 +177,11 @@ impl Net {
             let current = self.lanes[lane].regions.get(unseen.region);
             let installed = current.is_some_and(|entry| entry.epoch == unseen.epoch);
             if installed && !(may_lose && self.rng.chance(500_000)) {
-                unseen.memory.device_write(unseen.offset, &unseen.bytes);
+                unseen.memory.device_write(
+                    unseen.offset,
+                    &unseen.bytes,
+                    "an inbound write that became visible",
+                );
             }
         }
     }
@@ -300,9 +304,11 @@ impl Net {
                     if !piece.settled {
                         read_by = read_by.max(piece.read_at);
                         place_by = place_by.max(piece.place_at);
+                        // Kept until the target hears of the cut.
+                        posted.delivered = false;
                     }
                 }
-                if write.pieces.iter().all(|piece| piece.settled) {
+                if posted.delivered {
                     write.release_target();
                 }
             }

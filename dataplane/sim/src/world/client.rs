@@ -226,7 +226,7 @@ impl World<'_> {
                 Code::RemoteHandleStale
             }
             5 => {
-                bad.remote_offset = u64::MAX - bad.bytes + 1;
+                bad.remote_offset = u64::MAX - bad.bytes;
                 bad.bytes = bad.bytes.max(1);
                 Code::RemoteRange
             }

@@ -51,6 +51,9 @@ pub struct WorldConfig {
     pub bad: u32,
 }
 
+/// Connections that may come in to a lane at once, its own included.
+const INBOUND_MAX: u64 = 2 + super::TARGETS as u64;
+
 fn pool(rng: &mut Rng) -> PoolShape {
     let small_bytes = 4096;
     let large_bytes = 4096 * rng.between(2, 8);
@@ -61,7 +64,8 @@ fn pool(rng: &mut Rng) -> PoolShape {
         large_send: count(1, 6),
         large_receive: count(1, 6),
         small_send: count(1, 6),
-        small_receive: count(2, 24),
+        // Two for each connection that may come in: standing credits are never taken back from a live one.
+        small_receive: count(2 * INBOUND_MAX, 3 * INBOUND_MAX),
     }
 }
 

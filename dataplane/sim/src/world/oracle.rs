@@ -49,9 +49,14 @@ pub(super) struct Past {
     may_come: bool,
 }
 
+/// Codes of submissions that were never accepted.
+const fn is_refused(status: Code) -> bool {
+    status.number() > 0 && status.number() < 100
+}
+
 /// Outcomes that say that nothing was delivered and nothing ever will be.
 const fn is_undelivered(status: Code) -> bool {
-    status.number() < 100
+    is_refused(status)
         || matches!(
             status,
             Code::PeerDown | Code::DeadlineExceeded | Code::Cancelled | Code::Replan | Code::RemoteRefused
@@ -112,7 +117,7 @@ impl World<'_> {
         } else {
             assert_eq!(completion.bytes, 0, "{context}");
         }
-        if is_undelivered(status) && (status.number() < 100 || status == Code::PeerDown) {
+        if is_refused(status) || status == Code::PeerDown {
             let area = &self.sessions[pending.target].destination;
             assert!(
                 area.is_unchanged(pending.to, pending.data.len()),

@@ -15,6 +15,8 @@ use crate::Window;
 pub(super) struct Pair {
     pub(super) initiator: (usize, ConnectionIndex),
     pub(super) target: (usize, ConnectionIndex),
+    /// The target's engine has said that nothing of it is under way.
+    pub(super) is_fenced: bool,
 }
 
 /// Bytes of a session's destination that a transfer of unknown outcome may still write.
@@ -82,6 +84,11 @@ impl World<'_> {
                 let is_own = connection.0 < 4 + 2 * u16::try_from(self.config.nodes - 1).expect("few nodes");
                 if !is_own {
                     self.lanes[lane].free_targets.push(connection);
+                }
+                let fenced =
+                    self.registrar.pairs.iter_mut().rev().find(|pair| pair.target == (lane, connection));
+                if let Some(pair) = fenced {
+                    pair.is_fenced = true;
                 }
                 self.downs += 1;
             }
@@ -193,7 +200,11 @@ impl World<'_> {
         for lane in [lane, target] {
             self.lanes[lane].is_rung = true;
         }
-        self.registrar.pairs.push(Pair { initiator: (lane, connection), target: (target, inbound) });
+        self.registrar.pairs.push(Pair {
+            initiator: (lane, connection),
+            target: (target, inbound),
+            is_fenced: false,
+        });
         self.connected += 1;
         true
     }
@@ -225,12 +236,8 @@ impl World<'_> {
         let target = self.target_lane(lane, peer);
         let mut is_fenced = true;
         for pair in 0..self.registrar.pairs.len() {
-            let Pair { initiator, target: end } = self.registrar.pairs[pair];
-            if initiator.0 == lane
-                && end.0 == target
-                && self.is_gone(pair, false)
-                && !self.is_gone(pair, true)
-            {
+            let Pair { initiator, target: end, is_fenced: is_over } = self.registrar.pairs[pair];
+            if initiator.0 == lane && end.0 == target && self.is_gone(pair, false) && !is_over {
                 is_fenced = false;
                 self.lanes[target].engine.close_connection(end.1, Code::ConnectionReset);
                 self.lanes[target].is_rung = true;
@@ -319,7 +326,7 @@ impl World<'_> {
     pub(super) fn close_all(&mut self) -> bool {
         let mut is_closed = true;
         for pair in 0..self.registrar.pairs.len() {
-            let Pair { initiator, target } = self.registrar.pairs[pair];
+            let Pair { initiator, target, .. } = self.registrar.pairs[pair];
             for (is_target, (lane, connection)) in [(false, initiator), (true, target)] {
                 if !self.is_gone(pair, is_target) {
                     is_closed = false;

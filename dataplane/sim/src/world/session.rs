@@ -78,9 +78,9 @@ impl Area {
     pub(super) fn check(&self) {
         let mut now = vec![0; self.model.len()];
         self.memory.read(0, &mut now);
-        for at in 0..now.len() {
+        for (at, byte) in now.iter().enumerate() {
             let is_busy = self.busy.iter().any(|busy| busy.contains(&at));
-            assert!(is_busy || now[at] == self.model[at], "byte {at} changed outside of every transfer");
+            assert!(is_busy || *byte == self.model[at], "byte {at} changed outside of every transfer");
         }
     }
 
