@@ -95,7 +95,7 @@ fn a_peer_may_write_until_its_last_handle_is_back() {
     assert_eq!(tables.unhold(key, 2), None);
     assert_eq!(tables.unhold(key, 2), Some(1 | 1 << 3));
     assert_eq!(tables.unhold(key, 2), None, "given back more often than opened");
-    assert_eq!(tables.unhold(Key { epoch: key.epoch + 1, ..key }, 3), None, "of another generation");
+    assert_eq!(tables.unhold(Key { epoch: key.epoch.wrapping_add(1), ..key }, 3), None, "of another generation");
     assert_eq!(tables.unhold_all(3), vec![(key.index, 1)]);
     assert_eq!(tables.unhold_all(3), vec![]);
 }
@@ -113,7 +113,7 @@ fn handles_of_a_peer_are_found_until_their_end_begins() {
     assert_eq!(tables.remotes_of_peer(2, None), vec![second]);
     tables.remote_of(0, first, generation).unwrap();
     assert_eq!(tables.remote_of(1, first, generation), Err(Code::RemoteHandleStale));
-    assert_eq!(tables.remote_of(0, first, generation + 1), Err(Code::RemoteHandleStale));
+    assert_eq!(tables.remote_of(0, first, generation.wrapping_add(1)), Err(Code::RemoteHandleStale));
 }
 
 #[test]
