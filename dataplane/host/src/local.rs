@@ -6,7 +6,9 @@
 use railhead_abi::Code;
 use railhead_abi::frame::ACCESS_WRITE;
 use railhead_abi::record::RawRecord;
-use railhead_core::port::{Capabilities, ConnectionIndex, Fabric, FabricEvent, Nanos, PostError, PostId, RegionIndex};
+use railhead_core::port::{
+    Capabilities, ConnectionIndex, Fabric, FabricEvent, Nanos, PostError, PostId, RegionIndex,
+};
 use railhead_core::port::{Place, RemotePlace, Write};
 use railhead_shm::OwnedSpan;
 
@@ -145,7 +147,10 @@ impl LocalFabric {
     #[must_use]
     pub fn new(config: LocalConfig) -> Self {
         assert!(config.connections.is_multiple_of(2), "local connections come in pairs");
-        assert!(config.posts_max > 0 && config.records_max > 0 && config.slice_bytes > 0, "a local fabric moves something");
+        assert!(
+            config.posts_max > 0 && config.records_max > 0 && config.slice_bytes > 0,
+            "a local fabric moves something"
+        );
         let posts = usize::from(config.posts_max) + usize::from(config.records_max);
         Self {
             regions: Regions::new(config.regions),
@@ -160,7 +165,13 @@ impl LocalFabric {
     ///
     /// # Panics
     /// If the slot is outside the table.
-    pub fn install(&mut self, region: RegionIndex, epoch: u32, span: OwnedSpan, access: u32) -> Option<OwnedSpan> {
+    pub fn install(
+        &mut self,
+        region: RegionIndex,
+        epoch: u32,
+        span: OwnedSpan,
+        access: u32,
+    ) -> Option<OwnedSpan> {
         self.regions.install(region, span, epoch, access)
     }
 

@@ -36,7 +36,13 @@ impl Regions {
     }
 
     /// Puts memory into a slot and gives back what stood there.
-    pub(crate) fn install(&mut self, region: RegionIndex, span: OwnedSpan, epoch: u32, access: u32) -> Option<OwnedSpan> {
+    pub(crate) fn install(
+        &mut self,
+        region: RegionIndex,
+        span: OwnedSpan,
+        epoch: u32,
+        access: u32,
+    ) -> Option<OwnedSpan> {
         let slots = self.slots.len();
         let slot = self.slots.get_mut(region.0 as usize);
         let slot = slot.unwrap_or_else(|| panic!("region slot {} of {slots}", region.0));
@@ -76,7 +82,9 @@ impl Regions {
     /// Whether a key of this epoch permits `access` to these bytes.
     pub(crate) fn permits(&self, place: Place, bytes: u64, epoch: u32, access: u32) -> bool {
         self.slot(place.region).is_some_and(|slot| {
-            let inside = |span: &OwnedSpan| place.offset.checked_add(bytes).is_some_and(|end| end <= span.len() as u64);
+            let inside = |span: &OwnedSpan| {
+                place.offset.checked_add(bytes).is_some_and(|end| end <= span.len() as u64)
+            };
             slot.epoch == epoch && slot.access & access == access && slot.span.as_ref().is_some_and(inside)
         })
     }

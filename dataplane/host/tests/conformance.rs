@@ -55,11 +55,19 @@ impl FabricHarness for Local {
     }
 
     fn write_bytes(&mut self, _end: End, region: RegionIndex, offset: usize, bytes: &[u8]) {
-        self.spans[region.0 as usize].as_ref().expect("installed").write(offset as u64, bytes).expect("inside");
+        self.spans[region.0 as usize]
+            .as_ref()
+            .expect("installed")
+            .write(offset as u64, bytes)
+            .expect("inside");
     }
 
     fn read_bytes(&mut self, _end: End, region: RegionIndex, offset: usize, bytes: &mut [u8]) {
-        self.spans[region.0 as usize].as_ref().expect("installed").read(offset as u64, bytes).expect("inside");
+        self.spans[region.0 as usize]
+            .as_ref()
+            .expect("installed")
+            .read(offset as u64, bytes)
+            .expect("inside");
     }
 
     /// Nobody can pull this cable: the nearest thing is that one end gives up.
@@ -120,11 +128,19 @@ impl CopierHarness for Copier {
     }
 
     fn write_bytes(&mut self, region: RegionIndex, offset: usize, bytes: &[u8]) {
-        self.spans[region.0 as usize].as_ref().expect("installed").write(offset as u64, bytes).expect("inside");
+        self.spans[region.0 as usize]
+            .as_ref()
+            .expect("installed")
+            .write(offset as u64, bytes)
+            .expect("inside");
     }
 
     fn read_bytes(&mut self, region: RegionIndex, offset: usize, bytes: &mut [u8]) {
-        self.spans[region.0 as usize].as_ref().expect("installed").read(offset as u64, bytes).expect("inside");
+        self.spans[region.0 as usize]
+            .as_ref()
+            .expect("installed")
+            .read(offset as u64, bytes)
+            .expect("inside");
     }
 
     /// What the SIGBUS handler does, without the signal.

@@ -5,7 +5,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use railhead_abi::Code;
 use railhead_abi::record::RawRecord;
-use railhead_core::port::{Capabilities, ConnectionIndex, Fabric, FabricEvent, Nanos, PostError, PostId, RegionIndex, Write};
+use railhead_core::port::{
+    Capabilities, ConnectionIndex, Fabric, FabricEvent, Nanos, PostError, PostId, RegionIndex, Write,
+};
 use railhead_shm::OwnedSpan;
 
 use crate::inbound::{Events, Inbound, Receiver};
@@ -110,7 +112,9 @@ impl Connection {
             State::Free => false,
             State::Closing(_) => true,
             State::Open => {
-                self.inbound.wants_visit() || self.outbound.has_ended() || (!self.is_cut && self.outbound.wants_send())
+                self.inbound.wants_visit()
+                    || self.outbound.has_ended()
+                    || (!self.is_cut && self.outbound.wants_send())
             }
         }
     }
@@ -236,7 +240,12 @@ impl TcpFabric {
     /// # Errors
     /// [`AttachError`] with the socket: the connection is not this fabric's or has not said `Down`, the peer is above 63,
     /// or the socket cannot be made non-blocking.
-    pub fn attach(&mut self, connection: ConnectionIndex, socket: OwnedFd, info: AttachInfo) -> Result<(), AttachError> {
+    pub fn attach(
+        &mut self,
+        connection: ConnectionIndex,
+        socket: OwnedFd,
+        info: AttachInfo,
+    ) -> Result<(), AttachError> {
         let refuse = |socket, error| Err(AttachError { socket, error });
         let at = self.index(connection).filter(|at| self.connections[*at].state == State::Free);
         let Some(at) = at.filter(|_| info.peer < 64) else {
@@ -411,7 +420,10 @@ impl Fabric for TcpFabric {
     }
 
     fn write(&mut self, connection: ConnectionIndex, write: &Write) -> Result<(), PostError> {
-        debug_assert!(write.bytes > 0 && write.bytes <= self.config.write_bytes_max, "the engine keeps to capabilities");
+        debug_assert!(
+            write.bytes > 0 && write.bytes <= self.config.write_bytes_max,
+            "the engine keeps to capabilities"
+        );
         let from = self.shared.regions.source(write.from);
         let (at, slot) = self.open(connection)?;
         slot.outbound.post_write(write, from)?;

@@ -215,7 +215,13 @@ pub(crate) fn write_item(head: &[u8], at: usize) -> WriteItem {
         _ => Some(Fault::Lost),
     };
     let more = kind & KIND_PIECE == KIND_PIECE;
-    WriteItem { to: RemotePlace { key: Key { index, epoch }, offset: word(head, at + 2) }, bytes, slot, more, fault }
+    WriteItem {
+        to: RemotePlace { key: Key { index, epoch }, offset: word(head, at + 2) },
+        bytes,
+        slot,
+        more,
+        fault,
+    }
 }
 
 /// Remembers in the head itself that the WRITE item at word `at` failed; the first fault stays.

@@ -10,7 +10,9 @@ use std::os::fd::BorrowedFd;
 use railhead_abi::Code;
 use railhead_core::port::{ConnectionIndex, FabricEvent, RegionIndex};
 
-use crate::frame::{self, Fault, HEAD_BYTES_MAX, HEAD_BYTES_MIN, HEADER_BYTES, Header, Item, Malformed, WriteItem};
+use crate::frame::{
+    self, Fault, HEAD_BYTES_MAX, HEAD_BYTES_MIN, HEADER_BYTES, Header, Item, Malformed, WriteItem,
+};
 use crate::shared::Shared;
 use crate::socket::{self, Moved};
 
@@ -137,7 +139,12 @@ impl Inbound {
 
     /// Makes bounded progress: at most [`CALLS_MAX`] calls and about `slice_bytes` bytes. Says why if the connection
     /// has ended.
-    pub(crate) fn visit(&mut self, to: Receiver<'_>, shared: &mut Shared, events: &mut Events<'_>) -> Result<(), Code> {
+    pub(crate) fn visit(
+        &mut self,
+        to: Receiver<'_>,
+        shared: &mut Shared,
+        events: &mut Events<'_>,
+    ) -> Result<(), Code> {
         let mut calls = 0;
         let mut budget = shared.slice_bytes as usize;
         loop {
@@ -153,7 +160,12 @@ impl Inbound {
     }
 
     /// Uses what is in the scratch block, until it is empty or events have no room.
-    fn use_fresh(&mut self, to: Receiver<'_>, shared: &mut Shared, events: &mut Events<'_>) -> Result<(), Malformed> {
+    fn use_fresh(
+        &mut self,
+        to: Receiver<'_>,
+        shared: &mut Shared,
+        events: &mut Events<'_>,
+    ) -> Result<(), Malformed> {
         loop {
             if self.in_frame {
                 self.place_fresh(to.peer, shared);
@@ -177,7 +189,8 @@ impl Inbound {
                 return Ok(());
             }
             let from = self.fresh.start;
-            self.head[self.head_filled..self.head_filled + count].copy_from_slice(&self.scratch[from..from + count]);
+            self.head[self.head_filled..self.head_filled + count]
+                .copy_from_slice(&self.scratch[from..from + count]);
             self.fresh.start += count;
             self.head_filled += count;
             if self.head_filled == HEAD_BYTES_MIN {
@@ -379,7 +392,15 @@ impl Inbound {
     }
 
     /// Adds at most `wanted` bytes of one write from its byte `done` on; returns how many.
-    fn gather_write(&mut self, at: usize, item: &WriteItem, done: u32, wanted: u32, peer: u8, shared: &mut Shared) -> u32 {
+    fn gather_write(
+        &mut self,
+        at: usize,
+        item: &WriteItem,
+        done: u32,
+        wanted: u32,
+        peer: u8,
+        shared: &mut Shared,
+    ) -> u32 {
         if item.fault.is_none() {
             let whole = done > 0 || shared.regions.target_span(item.to, 0, item.bytes, peer).is_some();
             let span = shared.regions.target_span(item.to, done, wanted, peer);

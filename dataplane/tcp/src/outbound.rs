@@ -268,7 +268,10 @@ impl Outbound {
         let more = self.framed + bytes < write.bytes;
         let skip = u64::from(self.framed);
         let to = RemotePlace { offset: write.to.offset.wrapping_add(skip), ..write.to };
-        frame::put_write(&mut self.heads[at..], &WriteItem { to, bytes, slot: write.slot, more, fault: None });
+        frame::put_write(
+            &mut self.heads[at..],
+            &WriteItem { to, bytes, slot: write.slot, more, fault: None },
+        );
         let from = write.from.skip(skip);
         self.pieces.push(Piece { from: From::Region(from), bytes, ends: (!more).then_some(write.post) });
         self.framed = if more { self.framed + bytes } else { 0 };

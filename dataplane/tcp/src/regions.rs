@@ -111,9 +111,9 @@ impl Regions {
 
     /// Whether the memory of a target has lost its content. Asked after the last byte was placed.
     pub(crate) fn is_target_lost(&self, to: RemotePlace) -> bool {
-        self.slots.get(to.key.index as usize).is_some_and(|slot| {
-            slot.lost || slot.entry.as_ref().is_some_and(|entry| entry.span.poisoned())
-        })
+        self.slots
+            .get(to.key.index as usize)
+            .is_some_and(|slot| slot.lost || slot.entry.as_ref().is_some_and(|entry| entry.span.poisoned()))
     }
 
     /// After a system call answered `EFAULT` for this memory: nothing touches it as it was any more.

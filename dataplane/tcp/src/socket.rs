@@ -25,7 +25,11 @@ unsafe impl Send for Pieces {}
 
 impl core::fmt::Debug for Pieces {
     fn fmt(&self, formatter: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        formatter.debug_struct("Pieces").field("count", &self.count).field("bytes", &self.bytes).finish_non_exhaustive()
+        formatter
+            .debug_struct("Pieces")
+            .field("count", &self.count)
+            .field("bytes", &self.bytes)
+            .finish_non_exhaustive()
     }
 }
 
@@ -116,7 +120,9 @@ pub(crate) fn send(socket: BorrowedFd<'_>, pieces: &mut Pieces) -> Moved {
     let message = pieces.message();
     // SAFETY: the pieces are memory that is readable until this call returns: spans whose owner stands in the region
     // table, and slices borrowed by the caller. Memory that is taken away by its owner gives EFAULT.
-    let result = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
+    let result = unsafe {
+        libc::sendmsg(socket.as_raw_fd(), &raw const message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL)
+    };
     moved(result)
 }
 
@@ -168,7 +174,11 @@ pub(crate) struct ReadySet {
 
 impl core::fmt::Debug for ReadySet {
     fn fmt(&self, formatter: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        formatter.debug_struct("ReadySet").field("epoll", &self.epoll).field("count", &self.count).finish_non_exhaustive()
+        formatter
+            .debug_struct("ReadySet")
+            .field("epoll", &self.epoll)
+            .field("count", &self.count)
+            .finish_non_exhaustive()
     }
 }
 
@@ -207,7 +217,8 @@ impl ReadySet {
     pub(crate) fn found(&self) -> impl Iterator<Item = Readiness> + '_ {
         self.events[..self.count].iter().map(|event| {
             let flags = event.flags;
-            let ended = flags.intersects(epoll::EventFlags::RDHUP | epoll::EventFlags::HUP | epoll::EventFlags::ERR);
+            let ended =
+                flags.intersects(epoll::EventFlags::RDHUP | epoll::EventFlags::HUP | epoll::EventFlags::ERR);
             Readiness {
                 token: event.data.u64(),
                 readable: ended || flags.contains(epoll::EventFlags::IN),

@@ -144,7 +144,11 @@ pub struct DataKnock {
 }
 
 impl DataKnock {
-    pub(super) fn read(mut stream: TcpStream, first: [u8; 4], deadline: Deadline) -> Result<Self, ChannelError> {
+    pub(super) fn read(
+        mut stream: TcpStream,
+        first: [u8; 4],
+        deadline: Deadline,
+    ) -> Result<Self, ChannelError> {
         match read_frame(&mut stream, &first, deadline)? {
             Frame::DataHello(hello) => Ok(Self { stream, hello }),
             _ => Err(ChannelError::Malformed),

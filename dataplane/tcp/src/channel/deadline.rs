@@ -94,7 +94,10 @@ impl Inbox {
             } else {
                 LENGTH_BYTES + usize::from(u16::from_le_bytes([self.bytes[0], self.bytes[1]]))
             };
-            if wanted > self.bytes.len() || wanted == LENGTH_BYTES && self.filled >= LENGTH_BYTES || self.filled > wanted {
+            if wanted > self.bytes.len()
+                || wanted == LENGTH_BYTES && self.filled >= LENGTH_BYTES
+                || self.filled > wanted
+            {
                 return Err(ChannelError::Malformed);
             }
             if self.filled == wanted {

@@ -64,7 +64,9 @@ impl ChannelError {
 
 impl From<io::Error> for ChannelError {
     fn from(error: io::Error) -> Self {
-        use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected, TimedOut, UnexpectedEof, WouldBlock};
+        use io::ErrorKind::{
+            BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected, TimedOut, UnexpectedEof, WouldBlock,
+        };
         match error.kind() {
             WouldBlock | TimedOut => Self::Timeout,
             BrokenPipe | ConnectionAborted | ConnectionReset | NotConnected | UnexpectedEof => Self::Closed,

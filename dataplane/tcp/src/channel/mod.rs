@@ -219,7 +219,8 @@ impl Channel {
     fn refuse_version(&mut self, theirs: u16, deadline: Deadline) -> ChannelError {
         let mut refused = Refused::because(Code::MajorMismatch, "version");
         refused.figure = u64::from(PROTOCOL_MAJOR);
-        let sent = deadline.left().and_then(|left| self.sender.send_as(theirs, &Frame::Refused(refused), left));
+        let sent =
+            deadline.left().and_then(|left| self.sender.send_as(theirs, &Frame::Refused(refused), left));
         refused.figure = u64::from(theirs);
         // If it cannot be told, it is not told; ours is the same outcome.
         sent.map_or_else(|error| error, |()| ChannelError::Refused(Box::new(refused)))
@@ -319,7 +320,9 @@ impl Receiver {
 fn decode(bytes: &[u8]) -> Result<Frame, ChannelError> {
     match Frame::decode(PROTOCOL_MAJOR, bytes) {
         Ok(frame) => Ok(frame),
-        Err(Code::VersionMismatch) => Err(ChannelError::Version { theirs: u16::from_le_bytes([bytes[4], bytes[5]]) }),
+        Err(Code::VersionMismatch) => {
+            Err(ChannelError::Version { theirs: u16::from_le_bytes([bytes[4], bytes[5]]) })
+        }
         Err(_) => Err(ChannelError::Malformed),
     }
 }

@@ -97,10 +97,15 @@ fn builder(key: &[u8; 32]) -> Builder<'_> {
 }
 
 /// The dialler's side of the handshake.
-pub(super) fn initiate(stream: &mut TcpStream, keys: &Keys, deadline: Deadline) -> Result<Transport, ChannelError> {
+pub(super) fn initiate(
+    stream: &mut TcpStream,
+    keys: &Keys,
+    deadline: Deadline,
+) -> Result<Transport, ChannelError> {
     let mut handshake = builder(&keys.first).build_initiator().expect("NN needs no key pair");
     let mut message = [0; LENGTH_BYTES + HANDSHAKE_BYTES];
-    let length = handshake.write_message(&[], &mut message[LENGTH_BYTES..]).map_err(|_| ChannelError::Malformed)?;
+    let length =
+        handshake.write_message(&[], &mut message[LENGTH_BYTES..]).map_err(|_| ChannelError::Malformed)?;
     put_length(&mut message, length);
     deadline.write(stream, &message[..LENGTH_BYTES + length])?;
     let mut inbox = Inbox::new(MESSAGE_BYTES_MAX);
@@ -136,7 +141,8 @@ pub(super) fn respond(
     }
     let mut handshake = accepted.ok_or(ChannelError::KeyMismatch)?;
     let mut message = [0; LENGTH_BYTES + HANDSHAKE_BYTES];
-    let length = handshake.write_message(&[], &mut message[LENGTH_BYTES..]).map_err(|_| ChannelError::Malformed)?;
+    let length =
+        handshake.write_message(&[], &mut message[LENGTH_BYTES..]).map_err(|_| ChannelError::Malformed)?;
     put_length(&mut message, length);
     deadline.write(stream, &message[..LENGTH_BYTES + length])?;
     Transport::new(handshake)
