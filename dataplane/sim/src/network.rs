@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
 use railhead_abi::Code;
-use railhead_abi::record::RawRecord;
+use railhead_abi::record::{RawRecord, Record};
 use railhead_core::port::{
     Capabilities, ConnectionIndex, Fabric, FabricEvent, Nanos, PostError, PostId, RegionIndex, Write,
 };
@@ -103,6 +103,7 @@ struct Net {
     moments: BTreeMap<(Nanos, u64), Action>,
     sequence: u64,
     arrivals: u64,
+    is_traced: bool,
 }
 
 /// A network. Clones are the same network.
@@ -120,8 +121,14 @@ impl Network {
     #[must_use]
     pub fn new(config: NetworkConfig, rng: Rng) -> Self {
         let (lanes, links, moments) = (Vec::new(), Vec::new(), BTreeMap::new());
-        let net = Net { config, rng, now: 0, lanes, links, moments, sequence: 0, arrivals: 0 };
+        let net =
+            Net { config, rng, now: 0, lanes, links, moments, sequence: 0, arrivals: 0, is_traced: false };
         Self { net: Rc::new(RefCell::new(net)) }
+    }
+
+    /// From now on says on stderr what is posted, what is polled and what is cut.
+    pub fn trace(&self) {
+        self.net.borrow_mut().is_traced = true;
     }
 
     /// Adds a lane.
@@ -233,6 +240,7 @@ impl Fabric for SimFabric {
         let mut record = *record;
         let len = record.len();
         record.words[len..].fill(0);
+        net.say(self.lane, connection, || format!("sends {:?}", Record::decode(&record)));
         net.links[link].sides[side].records_open += 1;
         net.links[link].push(side, Op::Record(record));
         Ok(())
@@ -245,6 +253,7 @@ impl Fabric for SimFabric {
         let bytes = write.bytes as usize;
         let max = net.config.capabilities.write_bytes_max;
         assert!(write.bytes > 0 && write.bytes <= max, "a write of {bytes} bytes, not 1 to {max}");
+        net.say(self.lane, connection, || format!("posts {write:?}"));
         let source = net.lanes[self.lane].regions.local(write.from, bytes);
         let source_hold = Some(source.hold(self.lane, write.from.offset, bytes, Use::Read));
         let target = net.links[link].sides[1 - side].lane;
@@ -307,10 +316,17 @@ impl Fabric for SimFabric {
             let Some((link, side, next)) = net.lanes[self.lane].inbox.pop_front() else { break };
             let end = &mut net.links[link].sides[side];
             match next {
-                FabricEvent::Done { .. } => end.posts_open -= 1,
-                FabricEvent::Record { .. } => end.unpolled_records -= 1,
+                FabricEvent::Done { connection, .. } => {
+                    end.posts_open -= 1;
+                    net.say(self.lane, connection, || format!("polls {next:?}"));
+                }
+                FabricEvent::Record { connection, record } => {
+                    end.unpolled_records -= 1;
+                    net.say(self.lane, connection, || format!("polls {:?}", Record::decode(&record)));
+                }
                 FabricEvent::Refused { .. } => {}
                 FabricEvent::Down { connection, .. } => {
+                    net.say(self.lane, connection, || format!("polls {next:?}"));
                     net.lanes[self.lane].connections.remove(&connection);
                 }
             }

@@ -102,6 +102,7 @@ struct World<'s> {
     cookies: u64,
     /// The faults have stopped, and nothing that they began is under way.
     is_quiet: bool,
+    is_traced: bool,
     outcomes: BTreeMap<&'static str, u64>,
     routes: [u64; 4],
     connected: u64,
@@ -165,6 +166,7 @@ impl<'s> World<'s> {
             past: BTreeMap::new(),
             cookies: 0,
             is_quiet: false,
+            is_traced: std::env::var_os("RAILHEAD_TRACE").is_some(),
             outcomes: BTreeMap::new(),
             routes: [0; 4],
             connected: 0,
@@ -174,6 +176,9 @@ impl<'s> World<'s> {
             steps: 0,
             rng,
         };
+        if world.is_traced {
+            world.network.trace();
+        }
         for (at, tables) in tables.iter_mut().enumerate() {
             world.add_lane(at, tables);
         }

@@ -1,9 +1,16 @@
 //! What happens when: scheduling of posts, their moments, cuts.
 
 use super::{Action, Code, FabricEvent, Nanos, Net, Op, Piece, SimMemory, State, Unseen, Write};
-use railhead_core::port::RegionIndex;
+use railhead_core::port::{ConnectionIndex, RegionIndex};
 
 impl Net {
+    /// Says what a lane does, if anybody listens.
+    pub(super) fn say(&self, lane: usize, connection: ConnectionIndex, what: impl FnOnce() -> String) {
+        if self.is_traced {
+            eprintln!("{} lane {lane} {}: {}", self.now, connection.0, what());
+        }
+    }
+
     pub(super) fn at(&mut self, when: Nanos, action: Action) {
         self.sequence += 1;
         self.moments.insert((when, self.sequence), action);
@@ -263,6 +270,9 @@ impl Net {
             return;
         }
         self.links[link].cause = Some(cause);
+        for side in &self.links[link].sides {
+            self.say(side.lane, side.connection, || "is cut".into());
+        }
         let mut quiet = [self.now; 2];
         for side in [0, 1] {
             let (read_by, place_by) = self.lose_tail(link, side);

@@ -105,6 +105,8 @@ impl World<'_> {
         *self.outcomes.entry(status.name()).or_default() += 1;
         let context = format!("transfer {cookie} {:?} -> {status:?} {completion:?}", pending.submission);
 
+        self.trace(&context);
+
         self.check_status(&pending, status, &context);
         self.check_notification(&pending, status, &context);
         if status == Code::Ok {
@@ -129,6 +131,13 @@ impl World<'_> {
             !is_undelivered(status) && pending.submission.notify == NOTIFY_EVENT && pending.events == 0;
         self.past.insert(cookie, Past { target: pending.target, may_come });
         self.release(pending, status);
+    }
+
+    /// With `RAILHEAD_TRACE` set, says what happens.
+    pub(super) fn trace(&self, what: &str) {
+        if self.is_traced {
+            eprintln!("{} {what}", self.clock.now());
+        }
     }
 
     /// From now on nothing may touch source and destination; if nobody knows, the destination is closed by a fence.
