@@ -60,6 +60,7 @@ struct Lane<'s> {
     /// Rung when a parcel goes home.
     notices_doorbell: Arc<OwnedFd>,
     /// Boxes for notices.
+    #[expect(clippy::vec_box, reason = "the boxes are what travels")]
     spares: Vec<Box<Parcel>>,
     prepared: CellReader<Words>,
     status: Words,
@@ -172,6 +173,9 @@ impl Lane<'_> {
 
     /// Carries out commands and sends each box home with its answer.
     fn take_commands(&mut self, now: Nanos) -> bool {
+        if self.mail.commands.is_empty() {
+            return false;
+        }
         let mut is_answered = false;
         let mut is_taken = false;
         for _ in 0..COMMANDS_PER_TURN {

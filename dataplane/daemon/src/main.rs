@@ -1,5 +1,6 @@
 //! `railhead-dataplane`: checks its configuration, starts the node, waits for a signal, stops it.
 
+use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -46,7 +47,11 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn std::error::Error>> {
         println!("{} is valid: {}", arguments.config.display(), plan.summary());
         return Ok(());
     }
-    tracing_subscriber::fmt().with_env_filter(plan.log_filter()).with_writer(std::io::stderr).init();
+    tracing_subscriber::fmt()
+        .with_env_filter(plan.log_filter())
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_writer(std::io::stderr)
+        .init();
     // Before any other thread: a signal during the start is seen right after it.
     let mut signals = Signals::new([SIGTERM, SIGINT])?;
     let node = Node::start(&plan)?;

@@ -81,6 +81,7 @@ pub struct Node {
     threads: Vec<JoinHandle<()>>,
     notices: JoinHandle<()>,
     notices_stop: Arc<Word>,
+    notices_doorbell: Arc<OwnedFd>,
 }
 
 impl Taken {
@@ -154,7 +155,8 @@ impl Node {
             directory,
         ));
         let notices_stop = Arc::new(Word::new(0));
-        let notices = Notices::new(Arc::clone(&lanes), started.returns, started.doorbell);
+        let notices_doorbell = started.doorbell;
+        let notices = Notices::new(Arc::clone(&lanes), started.returns, Arc::clone(&notices_doorbell));
         let notices = {
             let (registrar, stop) = (Arc::clone(&registrar), Arc::clone(&notices_stop));
             spawn("railhead-notice", move || notices.run(&registrar, &stop))?
@@ -199,6 +201,7 @@ impl Node {
             threads,
             notices,
             notices_stop,
+            notices_doorbell,
         })
     }
 
@@ -230,6 +233,7 @@ impl Node {
         self.lane_threads.into_iter().for_each(|lane| drop(lane.join()));
         self.threads.into_iter().for_each(|thread| drop(thread.join()));
         self.notices_stop.store_release(1);
+        let _ = eventfd::ring(&*self.notices_doorbell);
         drop(self.notices.join());
     }
 }

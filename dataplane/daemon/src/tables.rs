@@ -38,7 +38,7 @@ pub(crate) enum RegionState {
     Coming,
     /// In use.
     Live,
-    /// Its end has begun: nobody finds it any more.
+    /// Its end has begun: nobody finds it any more, and its name is free.
     Going,
 }
 
@@ -273,7 +273,6 @@ impl Tables {
         for slot in &regions {
             if let Some(region) = self.regions.get_mut(*slot) {
                 region.state = RegionState::Going;
-                region.name.clear();
             }
         }
         let remotes =
@@ -294,7 +293,8 @@ impl Tables {
         if !entry.name.is_empty() && !is_name(&entry.name) {
             return Err(Code::NameInvalid);
         }
-        if !entry.name.is_empty() && self.regions.iter().any(|(_, other)| other.name == entry.name) {
+        let is_same = |other: &RegionEntry| other.state != RegionState::Going && other.name == entry.name;
+        if !entry.name.is_empty() && self.regions.iter().any(|(_, other)| is_same(other)) {
             return Err(Code::NameTaken);
         }
         if self.regions.iter().filter(|(_, other)| other.session == entry.session).count() >= PER_SESSION_MAX
@@ -338,7 +338,6 @@ impl Tables {
         let entry = self.regions.current(index, generation).filter(|entry| entry.session == session);
         let entry = entry.filter(|entry| entry.state != RegionState::Coming).ok_or(Code::LocalHandleStale)?;
         entry.state = RegionState::Going;
-        entry.name.clear();
         Ok(())
     }
 

@@ -6,6 +6,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::PoisonError;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use railhead_abi::Code;
@@ -23,6 +24,8 @@ use crate::lane::mail::Command;
 
 /// How long the end of a connection may take on its lane.
 const CLOSE_MAX: Duration = Duration::from_secs(2);
+/// How long a data connection may be ahead of the channel that vouches for it.
+const LIVE_WITHIN: Duration = Duration::from_millis(500);
 
 /// A connection that a lane wants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -232,24 +235,35 @@ impl Peers {
         Ok(())
     }
 
-    /// The peer whose live channel vouches for this hello.
+    /// The peer whose live channel vouches for this hello. The peer may be a moment ahead: its end of a new channel is live
+    /// once our hello arrived, ours once the channel's thread runs.
     fn verify(&self, hello: &DataHello) -> Result<(u32, NodeHello), Code> {
+        let until = Instant::now() + LIVE_WITHIN;
+        loop {
+            if let Some(verified) = self.verify_now(hello) {
+                return verified;
+            }
+            if Instant::now() >= until || self.is_stopping() {
+                return Err(Code::KeyMismatch);
+            }
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    fn verify_now(&self, hello: &DataHello) -> Option<Result<(u32, NodeHello), Code>> {
         let directory = &self.registrar.peers;
         for slot in directory.slots() {
             let Some(link) = directory.get(slot).link() else { continue };
             let mut verifier = link.verifier.lock().unwrap_or_else(PoisonError::into_inner);
             if verifier.token() == hello.token {
-                verifier.verify(hello)?;
-                return Ok((slot, link.hello));
+                return Some(verifier.verify(hello).map(|()| (slot, link.hello)));
             }
         }
-        Err(Code::KeyMismatch)
+        None
     }
 }
 
 /// The epoch of the staging pools of a dataplane, from its incarnation: both ends compute it.
 pub(crate) const fn pool_epoch(incarnation: u64) -> u32 {
-    #[expect(clippy::cast_possible_truncation, reason = "the other half of a random number")]
-    let epoch = (incarnation >> 32) as u32;
-    epoch
+    (incarnation >> 32) as u32
 }

@@ -9,6 +9,7 @@ use railhead_abi::frame::{Frame, NodeClose, NodeHello, NodeOpen, NodeOpened, Nod
 use railhead_abi::segment::{PEER_DOWN, PEER_UP, PeerStatus};
 use railhead_abi::settings::Plan;
 use railhead_core::port::{ConnectionIndex, Key};
+use railhead_ring::Word;
 use railhead_shm::Words;
 use railhead_tcp::channel::{ChannelError, DataSigner, DataVerifier};
 
@@ -27,14 +28,8 @@ pub(crate) const OUTBOX: usize = 1024;
 /// Data connections that may wait to be connected.
 const WANTED: usize = 1024;
 
-/// What a sender thread is given.
-#[derive(Debug)]
-pub(crate) enum Outgoing {
-    /// Send it.
-    Frame(Frame),
-    /// End the channel.
-    End,
-}
+/// What a sender thread is given: a frame to send, or nothing to end the channel.
+pub(crate) type Outgoing = Option<Frame>;
 
 /// A live channel.
 #[derive(Debug)]
@@ -47,6 +42,19 @@ pub(crate) struct Link {
     pub(crate) verifier: Mutex<DataVerifier>,
     /// To the sender thread.
     pub(crate) outbox: flume::Sender<Outgoing>,
+    /// 1 once a frame was lost for want of room: the channel is of no more use.
+    pub(crate) broken: Arc<Word>,
+}
+
+impl Link {
+    /// Posts a frame. A peer that has not taken a thousand frames will not be told the truth by the next: the channel ends.
+    fn post(&self, frame: Frame) -> bool {
+        let is_posted = self.outbox.try_send(Some(frame)).is_ok();
+        if !is_posted {
+            self.broken.store_release(1);
+        }
+        is_posted
+    }
 }
 
 /// Who waits for an answer of a peer.
@@ -64,6 +72,8 @@ struct PeerState {
     pending: Pending,
     /// Its incarnation when it was last up; 0 if it never was.
     incarnation: u64,
+    /// Keys of that incarnation that were given back while it could not be told.
+    closes: Vec<Key>,
     /// Its receive plan, since it last came up.
     plan: Option<Plan>,
     status: PeerStatus,
@@ -92,7 +102,14 @@ impl Peer {
             ..PeerStatus::default()
         };
         write_peer(&words, &status);
-        let state = PeerState { link: None, pending: Pending::default(), incarnation: 0, plan: None, status };
+        let state = PeerState {
+            link: None,
+            pending: Pending::default(),
+            incarnation: 0,
+            closes: Vec::new(),
+            plan: None,
+            status,
+        };
         let (name, address) = (name.to_owned(), address.to_owned());
         let (fresh, wanted) = (flume::bounded(1), flume::bounded(WANTED));
         Self { slot, name, address, words, state: Mutex::new(state), fresh, wanted }
@@ -132,13 +149,13 @@ impl Peer {
     pub(crate) fn end(&self) {
         if let Some(link) = self.link() {
             // A full outbox means that the peer takes nothing, and the sender's time limit ends the channel.
-            let _ = link.outbox.try_send(Outgoing::End);
+            let _ = link.outbox.try_send(None);
         }
     }
 
     /// Posts a frame; false if the peer is down.
     pub(crate) fn post(&self, frame: Frame) -> bool {
-        self.link().is_some_and(|link| link.outbox.try_send(Outgoing::Frame(frame)).is_ok())
+        self.link().is_some_and(|link| link.post(frame))
     }
 
     /// The channel is live. Returns whether the peer was restarted since it was last up.
@@ -147,6 +164,12 @@ impl Peer {
         let hello = link.hello;
         let is_other = state.incarnation != hello.incarnation && state.incarnation != 0;
         state.incarnation = hello.incarnation;
+        let closes = core::mem::take(&mut state.closes);
+        if !is_other {
+            for key in closes {
+                link.post(close_frame(key));
+            }
+        }
         state.link = Some(link);
         state.plan = None;
         state.status.state = PEER_UP;
@@ -208,7 +231,7 @@ impl Peer {
             let cookie = state.pending.cookie;
             state.pending.opens.insert(cookie, reply);
             let frame = Frame::NodeOpen(NodeOpen { cookie, ..open });
-            if link.outbox.try_send(Outgoing::Frame(frame)).is_err() {
+            if !link.post(frame) {
                 state.pending.opens.remove(&cookie);
                 return Err(Code::PeerNotConnected);
             }
@@ -230,7 +253,21 @@ impl Peer {
         let is_taken = waiter.is_some_and(|waiter| waiter.send(opened).is_ok());
         // Nobody waits any more: give it back, or the peer would count a handle that nobody has.
         if !is_taken && opened.status == Code::Ok.number() {
-            self.post(Frame::NodeClose(NodeClose { index: opened.index, epoch: opened.epoch }));
+            self.post(close_frame(Key { index: opened.index, epoch: opened.epoch }));
+        }
+    }
+
+    /// Gives one handle back to the start of the peer that gave it: now, or when it is back.
+    fn close(&self, key: Key, incarnation: u64) {
+        let mut state = self.state();
+        if state.incarnation != incarnation {
+            return;
+        }
+        match state.link.clone() {
+            Some(link) => {
+                link.post(close_frame(key));
+            }
+            None => state.closes.push(key),
         }
     }
 
@@ -239,9 +276,7 @@ impl Peer {
         let mut state = self.state();
         let link = state.link.clone()?;
         state.pending.withdrawals.push((key, confirm));
-        let frame = Frame::NodeClose(NodeClose { index: key.index, epoch: key.epoch });
-        link.outbox.try_send(Outgoing::Frame(frame)).ok()?;
-        Some(confirmed)
+        link.post(close_frame(key)).then_some(confirmed)
     }
 
     /// The peer confirmed that it uses a key of ours no more.
@@ -321,13 +356,9 @@ impl Directory {
         self.get(slot).open(open)
     }
 
-    /// Gives one handle back to the start of the peer that gave it. A peer that is down learns of it by its restart, or
-    /// keeps a right that nobody uses until the region ends.
+    /// Gives one handle back to the start of the peer that gave it.
     pub(crate) fn close(&self, slot: u32, key: Key, incarnation: u64) {
-        let peer = self.get(slot);
-        if peer.link().is_some_and(|link| link.hello.incarnation == incarnation) {
-            peer.post(Frame::NodeClose(NodeClose { index: key.index, epoch: key.epoch }));
-        }
+        self.get(slot).close(key, incarnation);
     }
 
     /// Tells a peer that a key of ours is not valid any more; what comes back says that it has stopped using it.
@@ -405,4 +436,9 @@ pub(super) fn plan_frame(plan: &Plan) -> Frame {
         direct_from_bytes: plan.direct_from_bytes,
         generation: plan.generation,
     })
+}
+
+/// The frame that gives a handle back, or withdraws a key.
+fn close_frame(key: Key) -> Frame {
+    Frame::NodeClose(NodeClose { index: key.index, epoch: key.epoch })
 }

@@ -8,6 +8,7 @@ use railhead_abi::frame::{Empty, Frame, NodeClose, NodeHello, NodeOpen, NodeOpen
 use railhead_abi::observe::EventCode;
 use railhead_abi::settings::Plan;
 use railhead_core::port::Key;
+use railhead_ring::Word;
 use railhead_tcp::channel::{Channel, ChannelError, DataSigner, DataVerifier, Sender};
 
 use super::directory::{Link, OUTBOX, Outgoing, plan_frame};
@@ -40,12 +41,16 @@ impl Peers {
         let (sender, mut receiver) = fresh.channel.split();
         let (outbox, outgoing) = flume::bounded(OUTBOX);
         let sending = thread::Builder::new().name(format!("railhead-send-{slot}"));
-        let Ok(sending) = sending.spawn(move || send(sender, &outgoing)) else { return Code::DeviceError };
+        let broken = Arc::new(Word::new(0));
+        let is_broken = Arc::clone(&broken);
+        let sending = sending.spawn(move || send(sender, &outgoing, &is_broken));
+        let Ok(sending) = sending else { return Code::DeviceError };
         let link = Arc::new(Link {
             hello: fresh.hello,
             signer: Mutex::new(fresh.signer),
             verifier: Mutex::new(fresh.verifier),
             outbox: outbox.clone(),
+            broken,
         });
         if peer.came_up(link) {
             self.registrar.peer_restarted(slot);
@@ -66,7 +71,7 @@ impl Peers {
             }
         };
         // The sender thread ends at once, and with it the stream. A full outbox is no obstacle: it disconnects.
-        let _ = outbox.try_send(Outgoing::End);
+        let _ = outbox.try_send(None);
         drop(outbox);
         peer.went_down(cause);
         let _ = sending.join();
@@ -180,12 +185,12 @@ impl Peers {
 }
 
 /// The sender thread of a channel. Its end ends the channel in both directions.
-fn send(mut sender: Sender, outgoing: &flume::Receiver<Outgoing>) {
-    loop {
+fn send(mut sender: Sender, outgoing: &flume::Receiver<Outgoing>, broken: &Word) {
+    while broken.load_acquire() == 0 {
         let frame = match outgoing.recv_timeout(HEARTBEAT) {
-            Ok(Outgoing::Frame(frame)) => frame,
+            Ok(Some(frame)) => frame,
             Err(flume::RecvTimeoutError::Timeout) => Frame::Heartbeat(Empty::default()),
-            Ok(Outgoing::End) | Err(flume::RecvTimeoutError::Disconnected) => return,
+            Ok(None) | Err(flume::RecvTimeoutError::Disconnected) => return,
         };
         // A peer that takes nothing for so long is as good as dead.
         if let Err(error) = sender.send(&frame, HANDSHAKE_MAX) {

@@ -82,7 +82,8 @@ impl Registrar {
         }
         self.tables().region_ready(index);
         self.emit(named(EventCode::RegionRegistered, name.as_str()).figures(frame.bytes, mapped.page_bytes));
-        if mapped.page_bytes < HUGE_PAGE_BYTES as u64 {
+        // What is smaller than a hugepage has nothing to step down from.
+        if mapped.page_bytes < HUGE_PAGE_BYTES as u64 && frame.bytes >= HUGE_PAGE_BYTES as u64 {
             self.emit(
                 named(EventCode::RegionSteppedDown, name.as_str()).figures(frame.bytes, mapped.page_bytes),
             );

@@ -106,9 +106,15 @@ impl Registrar {
     ) -> Result<crate::tables::Opened, Code> {
         let (region, session) = (Text::of(&open.region), Text::of(&open.session));
         let opened = self.tables().open(region.as_str(), open.access, (peer, node, session.as_str()), None);
-        let opened = opened.inspect_err(|code| {
-            let event = named(EventCode::GrantRefused, region.as_str()).reason(*code);
-            self.emit(event.figures(u64::from(peer), 0));
+        let opened = opened.inspect_err(|code| match code {
+            Code::GrantMissing => {
+                let event = named(EventCode::GrantRefused, region.as_str()).reason(*code);
+                self.emit(event.figures(u64::from(peer), 0));
+            }
+            // Asked for too early, as programs do that wait for each other: no news.
+            _ => {
+                tracing::debug!(peer, region = region.as_str(), code = code.name(), "a region was not opened")
+            }
         })?;
         if let Err(code) = self.allow_peers(opened.key, opened.peers) {
             self.peer_closed(peer, opened.key);

@@ -95,7 +95,11 @@ fn a_peer_may_write_until_its_last_handle_is_back() {
     assert_eq!(tables.unhold(key, 2), None);
     assert_eq!(tables.unhold(key, 2), Some(1 | 1 << 3));
     assert_eq!(tables.unhold(key, 2), None, "given back more often than opened");
-    assert_eq!(tables.unhold(Key { epoch: key.epoch.wrapping_add(1), ..key }, 3), None, "of another generation");
+    assert_eq!(
+        tables.unhold(Key { epoch: key.epoch.wrapping_add(1), ..key }, 3),
+        None,
+        "of another generation"
+    );
     assert_eq!(tables.unhold_all(3), vec![(key.index, 1)]);
     assert_eq!(tables.unhold_all(3), vec![]);
 }
