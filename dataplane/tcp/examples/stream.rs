@@ -91,7 +91,8 @@ fn fabric(stream: TcpStream, bytes: usize, buffers: u32) -> TcpFabric {
         ..TcpConfig::default()
     };
     let mut fabric = TcpFabric::new(config).expect("a fabric");
-    let entry = RegionEntry { span: memory(bytes), epoch: EPOCH, access: ACCESS_READ | ACCESS_WRITE, peers: 1 };
+    let entry =
+        RegionEntry { span: memory(bytes), epoch: EPOCH, access: ACCESS_READ | ACCESS_WRITE, peers: 1 };
     fabric.install(REGION, entry);
     fabric.attach(WIRE, stream.into(), AttachInfo { peer: 0 }).expect("attached");
     fabric
@@ -184,7 +185,10 @@ fn median(mut figures: Vec<f64>) -> f64 {
 fn main() {
     let buffers = std::env::args().nth(1).and_then(|text| text.parse().ok()).unwrap_or(1 << 20);
     let rounds = std::env::args().nth(2).and_then(|text| text.parse().ok()).unwrap_or(5);
-    println!("{:>9} {:>4} {:>8} {:>8} {:>6}  calls per transfer: send, receive, epoll", "bytes", "out", "plain", "fabric", "ratio");
+    println!(
+        "{:>9} {:>4} {:>8} {:>8} {:>6}  calls per transfer: send, receive, epoll",
+        "bytes", "out", "plain", "fabric", "ratio"
+    );
     for (bytes, outstanding, total) in [
         (64, 64, 16 << 20),
         (4 << 10, 1, 64 << 20),
@@ -205,8 +209,12 @@ fn main() {
             let per = |count: u64| count as f64 / transfers as f64;
             calls = format!(
                 "near {:.2} {:.2} {:.2}, far {:.2} {:.2} {:.2}, copied {:.2}",
-                per(near.sends), per(near.receives), per(near.looks),
-                per(far.sends), per(far.receives), per(far.looks),
+                per(near.sends),
+                per(near.receives),
+                per(near.looks),
+                per(far.sends),
+                per(far.receives),
+                per(far.looks),
                 far.bytes_copied as f64 / shape.total() as f64,
             );
         }

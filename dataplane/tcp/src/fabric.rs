@@ -16,9 +16,6 @@ use crate::regions::RegionEntry;
 use crate::shared::{Shared, TcpCounters};
 use crate::socket::{self, Moved, ReadySet};
 
-#[cfg(test)]
-mod tests;
-
 /// The kernel is asked which sockets are ready at least this often, even while others keep the lane busy.
 const LOOK_NS: Nanos = 5_000;
 /// And after at most this many polls, for callers whose time stands still.
@@ -343,8 +340,13 @@ impl TcpFabric {
             let connection = &mut self.connections[at];
             if let Some(socket) = &connection.socket {
                 let receiver = Receiver { socket: socket.as_fd(), connection: name, peer: connection.peer };
-                if let Err(cause) = connection.inbound.visit(receiver, &mut self.shared, events) {
-                    connection.end(cause, &self.ready);
+                match connection.inbound.visit(receiver, &mut self.shared, events) {
+                    Err(cause) => connection.end(cause, &self.ready),
+                    // Nothing more to read after sending failed: the end was all that could come.
+                    Ok(()) if connection.is_cut && !connection.inbound.wants_visit() => {
+                        connection.end(Code::ConnectionReset, &self.ready);
+                    }
+                    Ok(()) => {}
                 }
             }
             self.send_on(at);

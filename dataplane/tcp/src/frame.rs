@@ -246,6 +246,9 @@ pub(crate) fn item(head: &[u8], at: usize) -> Item {
     for (to, from) in record.words.iter_mut().zip(at + skipped..at + words) {
         *to = word(head, from);
     }
+    // An escaped record may claim fewer words than came.
+    let length = record.len();
+    record.words[length..].fill(0);
     Item::Record(record)
 }
 
