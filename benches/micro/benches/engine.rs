@@ -75,6 +75,67 @@ fn storage(bounds: &Bounds) -> Storage<'static, Words> {
     }
 }
 
+/// The local fabric with its connections open, and the copy engine, both with the arena and one region.
+fn devices() -> (LocalFabric, HostCopier) {
+    let local = LocalConfig {
+        connections: 4,
+        regions: 8,
+        posts_max: 512,
+        records_max: 512,
+        write_bytes_max: 1 << 30,
+        slice_bytes: 128 << 10,
+    };
+    let mut fabric = LocalFabric::new(local);
+    let mut copier = HostCopier::new(CopierConfig { regions: 8, copies: 256, slice_bytes: 128 << 10 });
+    let arena = Mapping::anonymous(usize::try_from(POOL.bytes()).expect("small")).expect("memory");
+    let memory = Mapping::anonymous(usize::try_from(2 * REGION_BYTES).expect("small")).expect("memory");
+    for (index, epoch, mapping) in [(0, 1, &arena), (1, 7, &memory)] {
+        fabric.install(RegionIndex(index), epoch, mapping.span(), 3);
+        copier.install(RegionIndex(index), mapping.span());
+    }
+    for connection in 0..4 {
+        fabric.open(ConnectionIndex(connection));
+    }
+    (fabric, copier)
+}
+
+/// Connections, the region, and the remote handle that names it.
+fn install(engine: &mut Engine<'static, LocalFabric, HostCopier, Words>, settings: &Settings) {
+    for connection in 0..4u16 {
+        let info = ConnectionInfo {
+            role: if connection % 2 == 0 { Role::Initiator } else { Role::Target },
+            peer: 0,
+            class: u8::try_from(connection / 2).expect("small"),
+            slots: SLOTS_MAX,
+            small_bytes: POOL.small_bytes,
+            large_bytes: POOL.large_bytes,
+            pool_epoch: 1,
+        };
+        assert!(engine.connection_up(ConnectionIndex(connection), info, 0));
+    }
+    let plan = Plan::of(settings, 1, true);
+    let region = RegionInfo {
+        generation: 7,
+        bytes: 2 * REGION_BYTES,
+        access: 3,
+        session: 0,
+        flush: false,
+        direct_possible: true,
+        peers: 1,
+    };
+    assert!(engine.install_region(RegionIndex(1), region));
+    let remote = RemoteInfo {
+        generation: 3,
+        session: 0,
+        peer: 0,
+        connections: [ConnectionIndex(0), ConnectionIndex(2)],
+        key: Key { index: 1, epoch: 7 },
+        bytes: 2 * REGION_BYTES,
+        plan,
+    };
+    assert!(engine.install_remote(2, remote));
+}
+
 /// One lane with one client, and the client's ends.
 struct Bench {
     engine: Engine<'static, LocalFabric, HostCopier, Words>,
@@ -95,22 +156,7 @@ impl Bench {
             ports: 4,
             pool: POOL,
         };
-        let local = LocalConfig {
-            connections: 4,
-            regions: 8,
-            posts_max: 512,
-            records_max: 512,
-            write_bytes_max: 1 << 30,
-            slice_bytes: 128 << 10,
-        };
-        let mut fabric = LocalFabric::new(local);
-        let mut copier = HostCopier::new(CopierConfig { regions: 8, copies: 256, slice_bytes: 128 << 10 });
-        let arena = Mapping::anonymous(usize::try_from(POOL.bytes()).expect("small")).expect("memory");
-        let memory = Mapping::anonymous(usize::try_from(2 * REGION_BYTES).expect("small")).expect("memory");
-        for (index, epoch, mapping) in [(0, 1, &arena), (1, 7, &memory)] {
-            fabric.install(RegionIndex(index), epoch, mapping.span(), 3);
-            copier.install(RegionIndex(index), mapping.span());
-        }
+        let (fabric, copier) = devices();
         let observe = Observe {
             counters: Counters::new(words(COUNTER_WORDS)),
             flight: LogWriter::new(words(log_words(1024, Flight::WORDS)), 1024).expect("fits"),
@@ -119,43 +165,8 @@ impl Bench {
         let settings = Settings::default();
         let config =
             EngineConfig { lane: 0, unix_offset_ns: 0, pool: POOL, pool_epoch: 1, settings, generation: 1 };
-        for connection in 0..4 {
-            fabric.open(ConnectionIndex(connection));
-        }
         let mut engine = Engine::new(config, storage(&bounds), observe, fabric, copier);
-        for connection in 0..4u16 {
-            let info = ConnectionInfo {
-                role: if connection % 2 == 0 { Role::Initiator } else { Role::Target },
-                peer: 0,
-                class: u8::try_from(connection / 2).expect("small"),
-                slots: SLOTS_MAX,
-                small_bytes: POOL.small_bytes,
-                large_bytes: POOL.large_bytes,
-                pool_epoch: 1,
-            };
-            assert!(engine.connection_up(ConnectionIndex(connection), info, 0));
-        }
-        let plan = Plan::of(&settings, 1, true);
-        let region = RegionInfo {
-            generation: 7,
-            bytes: 2 * REGION_BYTES,
-            access: 3,
-            session: 0,
-            flush: false,
-            direct_possible: true,
-            peers: 1,
-        };
-        assert!(engine.install_region(RegionIndex(1), region));
-        let remote = RemoteInfo {
-            generation: 3,
-            session: 0,
-            peer: 0,
-            connections: [ConnectionIndex(0), ConnectionIndex(2)],
-            key: Key { index: 1, epoch: 7 },
-            bytes: 2 * REGION_BYTES,
-            plan,
-        };
-        assert!(engine.install_remote(2, remote));
+        install(&mut engine, &settings);
         let (submission_ring, completion_ring, bell) = (
             words(ring_words(ENTRIES, Submission::WORDS)),
             words(ring_words(ENTRIES, Completion::WORDS)),

@@ -12,7 +12,7 @@
 use core::ops::Deref;
 
 use crate::error::{Corrupt, Full, LayoutError};
-use crate::sync::{Site, Word};
+use crate::sync::{Site, Word, copy_in, copy_out};
 
 /// Words before the first slot: the two indices, each on a cache line of its own.
 pub const RING_HEADER_WORDS: usize = 16;
@@ -116,9 +116,7 @@ impl<M: Deref<Target = [Word]>, const W: usize> Producer<M, W> {
         if self.free_cached() == 0 && self.free() == 0 {
             return Err(Full);
         }
-        for (word, value) in slot::<W>(&self.memory, self.next, self.mask).iter().zip(item) {
-            word.store_slot(*value);
-        }
+        copy_in(slot::<W>(&self.memory, self.next, self.mask), item);
         self.next = self.next.wrapping_add(1);
         Ok(())
     }
@@ -228,10 +226,7 @@ impl<M: Deref<Target = [Word]>, const W: usize> Consumer<M, W> {
                 return Ok(None);
             }
         }
-        let mut item = [0; W];
-        for (value, word) in item.iter_mut().zip(slot::<W>(&self.memory, self.next, self.mask)) {
-            *value = word.load_slot();
-        }
+        let item = copy_out(slot::<W>(&self.memory, self.next, self.mask));
         self.next = self.next.wrapping_add(1);
         Ok(Some(item))
     }

@@ -258,6 +258,11 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
         let (connection, slot) = Self::inbound_owner(index);
         let inbound = self.inbound[index as usize];
         let Some(fin) = inbound.fin else { return Answer::Sent };
+        // Of what failed nothing may become visible later, either; after CANCEL the region is not known.
+        let failed = inbound.is_cancelled || inbound.status != Code::Ok;
+        if failed && self.flush_needed && !inbound.is_flushed {
+            return self.flush_inbound(index);
+        }
         if inbound.is_cancelled {
             let status = if inbound.is_delivered { Code::Ok } else { Code::Cancelled };
             let plain = Plain { slot, status: status.number(), sequence: fin.sequence, ..Plain::default() };
@@ -276,13 +281,7 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
             };
             let is_direct = fin.receive_leg == LEG_DIRECT && fin.bytes > 0;
             if self.flush_needed && info.flush && is_direct && !inbound.is_flushed {
-                if self.fabric.flush(connection, PostId(POST_FLUSH | index)).is_err() {
-                    return Answer::Waits;
-                }
-                self.observe.add(Counter::Flushes, 1);
-                self.inbound[index as usize].is_flushing = true;
-                self.connections[usize::from(connection.0)].inbound_open += 1;
-                return Answer::Flushing;
+                return self.flush_inbound(index);
             }
             match self.deliver(region, &info, &fin) {
                 Ok(true) => {}
@@ -312,6 +311,18 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
             self.observe.add(Counter::RemoteRefused, 1);
         }
         Answer::Sent
+    }
+
+    /// Makes what came in for a transfer visible before anything is said about it.
+    fn flush_inbound(&mut self, index: u32) -> Answer {
+        let (connection, _) = Self::inbound_owner(index);
+        if self.fabric.flush(connection, PostId(POST_FLUSH | index)).is_err() {
+            return Answer::Waits;
+        }
+        self.observe.add(Counter::Flushes, 1);
+        self.inbound[index as usize].is_flushing = true;
+        self.connections[usize::from(connection.0)].inbound_open += 1;
+        Answer::Flushing
     }
 
     /// Notifies the session that owns the region; false while its event ring is full.

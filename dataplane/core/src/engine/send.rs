@@ -18,6 +18,9 @@ use railhead_abi::submission::{LEG_DIRECT, LEG_STAGED, SIDE_FABRIC, SIDE_LOCAL};
 use railhead_abi::{Code, Reason};
 use railhead_ring::Word;
 
+/// How long a small staged transfer waits for a standing credit before it asks for a block of its own.
+const SMALL_WAIT: Nanos = 200_000;
+
 /// Which leg of a transfer waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Waits {
@@ -138,12 +141,13 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
         let is_small =
             transfer.submission.bytes <= self.connections[usize::from(connection.0)].info.small_bytes;
         let (send_staged, receive_staged) = (transfer.send.staged, transfer.receive.staged);
-        if receive_staged && !self.has_credit(index, is_small) {
+        if receive_staged && !self.has_credit(index, is_small, now) {
             self.observe.add(Counter::CreditWaits, 1);
             return Err(Waits::Receive);
         }
         let block = if send_staged { Some(self.take_block(index).ok_or(Waits::Send)?) } else { None };
         let Some(chunk) = self.chunks_free.pop_front(self.chunk_links) else { return Err(Waits::Other) };
+        let is_standing = is_small && self.connections[usize::from(connection.0)].small_credit_count > 0;
         let transfer = &self.transfers[index as usize];
         let offset = transfer.next_offset;
         let bytes = transfer.chunk_bytes.min(transfer.submission.bytes - offset);
@@ -161,8 +165,8 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
             offset,
             bytes: length,
             block,
-            page: if receive_staged { self.take_credit(index, is_small) } else { None },
-            page_is_small: is_small,
+            page: if receive_staged { self.take_credit(index, is_standing) } else { None },
+            page_is_small: is_standing,
             is_done: false,
             is_dropped: false,
         };
@@ -237,16 +241,25 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
         self.pool.put(block);
     }
 
-    /// Whether the next chunk has a block at the peer; asks for large ones when the transfer has not asked yet.
-    fn has_credit(&mut self, index: u32, is_small: bool) -> bool {
+    /// Whether the next chunk has a block at the peer; asks for large ones when the transfer has not asked yet. A small
+    /// transfer asks only after it has waited in vain: other connections may hold all the small blocks.
+    fn has_credit(&mut self, index: u32, is_small: bool, now: Nanos) -> bool {
         let transfer = &self.transfers[index as usize];
         let connection = transfer.connection;
-        if is_small {
-            return self.connections[usize::from(connection.0)].small_credit_count > 0;
+        if is_small && self.connections[usize::from(connection.0)].small_credit_count > 0 {
+            return true;
         }
         if transfer.grant_count > 0 {
             return true;
         }
+        let since = transfer.waiting_since;
+        if is_small && (since == 0 || now < since.saturating_add(SMALL_WAIT)) {
+            if since == 0 {
+                self.arm(now.saturating_add(SMALL_WAIT));
+            }
+            return false;
+        }
+        let transfer = &self.transfers[index as usize];
         if !transfer.demanded {
             let depth = self.active.depth.min(GRANTS_MAX as u16);
             let demand = Demand {
@@ -267,9 +280,9 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
         false
     }
 
-    fn take_credit(&mut self, index: u32, is_small: bool) -> Option<u32> {
+    fn take_credit(&mut self, index: u32, is_standing: bool) -> Option<u32> {
         let transfer = &mut self.transfers[index as usize];
-        if !is_small {
+        if !is_standing {
             return transfer.take_grant();
         }
         let connection = &mut self.connections[usize::from(transfer.connection.0)];

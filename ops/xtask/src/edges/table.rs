@@ -177,5 +177,11 @@ pub(crate) const RULES: &[Rule] = &[
         external_in_tests: &["tempfile"],
     },
     // Outside the workspace; see ops/proof.
-    Rule { package: "proof", own: &["ring", "abi", "core"], own_in_tests: &[], external: &[], external_in_tests: &[] },
+    Rule {
+        package: "proof",
+        own: &["ring", "abi", "core"],
+        own_in_tests: &[],
+        external: &[],
+        external_in_tests: &[],
+    },
 ];
