@@ -127,6 +127,13 @@ impl SimMemory {
         self.inner.borrow().bytes[offset..offset + bytes.len()] == *bytes
     }
 
+    /// The first of `bytes` that does not stand at `offset`, as the owner sees it.
+    #[must_use]
+    pub fn first_difference(&self, offset: usize, bytes: &[u8]) -> Option<usize> {
+        let inner = self.inner.borrow();
+        inner.bytes[offset..].iter().zip(bytes).position(|(seen, sent)| seen != sent)
+    }
+
     /// From now on devices may only use bytes in open windows.
     pub fn watch(&self) {
         self.inner.borrow_mut().watched = true;

@@ -75,6 +75,8 @@ enum Action {
 #[derive(Debug)]
 struct Unseen {
     link: usize,
+    /// The side that it came in on; both may be of one lane.
+    side: usize,
     arrival: u64,
     region: RegionIndex,
     epoch: u32,
@@ -257,7 +259,9 @@ impl Fabric for SimFabric {
         let source = net.lanes[self.lane].regions.local(write.from, bytes);
         let source_hold = Some(source.hold(self.lane, write.from.offset, bytes, Use::Read));
         let target = net.links[link].sides[1 - side].lane;
-        let target_hold = net.resolve(target, write).ok().map(|memory| {
+        // On a link that is cut nothing gets there any more.
+        let resolved = if net.links[link].cause.is_none() { net.resolve(target, write).ok() } else { None };
+        let target_hold = resolved.map(|memory| {
             let hold = memory.hold(INBOUND + target, write.to.offset, bytes, Use::Write);
             (memory, hold)
         });

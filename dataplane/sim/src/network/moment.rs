@@ -162,6 +162,7 @@ impl Net {
                     (RegionIndex(posted.to.key.index), posted.to.key.epoch, self.arrivals);
                 self.lanes[target].unseen.push(Unseen {
                     link,
+                    side: 1 - side,
                     arrival,
                     region,
                     epoch,
@@ -175,10 +176,12 @@ impl Net {
     }
 
     /// Makes inbound writes of the link visible that arrived up to `arrivals`; of a dead link perhaps not.
-    fn see(&mut self, lane: usize, link: usize, arrivals: u64, may_lose: bool) {
-        let (due, rest) = std::mem::take(&mut self.lanes[lane].unseen)
-            .into_iter()
-            .partition::<Vec<_>, _>(|unseen| unseen.link == link && unseen.arrival <= arrivals);
+    fn see(&mut self, (link, side): (usize, usize), arrivals: u64, may_lose: bool) {
+        let lane = self.links[link].sides[side].lane;
+        let (due, rest) =
+            std::mem::take(&mut self.lanes[lane].unseen).into_iter().partition::<Vec<_>, _>(|unseen| {
+                (unseen.link, unseen.side) == (link, side) && unseen.arrival <= arrivals
+            });
         self.lanes[lane].unseen = rest;
         for unseen in due {
             let current = self.lanes[lane].regions.get(unseen.region);
@@ -217,7 +220,7 @@ impl Net {
         };
         end.sweep(op);
         if let Some(arrivals) = arrivals {
-            self.see(lane, link, arrivals, false);
+            self.see((link, side), arrivals, false);
         }
         self.lanes[lane].inbox.push_back((link, side, FabricEvent::Done { connection, post, status }));
     }
@@ -338,7 +341,7 @@ impl Net {
     fn down(&mut self, link: usize, side: usize) {
         let cause = self.links[link].cause.unwrap_or(Code::ConnectionReset);
         let (lane, connection) = (self.links[link].sides[side].lane, self.links[link].sides[side].connection);
-        self.see(lane, link, u64::MAX, true);
+        self.see((link, side), u64::MAX, true);
         // What is still on its way to this side does not land any more.
         let other = &mut self.links[link].sides[1 - side];
         other.undelivered.clear();

@@ -81,10 +81,8 @@ impl World<'_> {
         assert_eq!(pending.events, 1, "transfer {cookie}: its event came twice");
         assert_eq!(pending.target, session, "transfer {cookie}: its event came to another session");
         assert_eq!((event.offset, event.bytes), (pending.to as u64, pending.data.len() as u64));
-        assert!(
-            destination.memory.holds_bytes(pending.to, &pending.data),
-            "transfer {cookie}: an event before its data"
-        );
+        let wrong = destination.memory.first_difference(pending.to, &pending.data);
+        assert_eq!(wrong, None, "transfer {cookie}: an event before its data");
     }
 
     /// A completion came.
@@ -111,9 +109,9 @@ impl World<'_> {
         self.check_notification(&pending, status, &context);
         if status == Code::Ok {
             assert_eq!(completion.bytes, pending.data.len() as u64, "{context}");
-            let arrived =
-                self.sessions[pending.target].destination.memory.holds_bytes(pending.to, &pending.data);
-            assert!(arrived, "{context}: the bytes at the target are not what was sent");
+            let wrong =
+                self.sessions[pending.target].destination.memory.first_difference(pending.to, &pending.data);
+            assert_eq!(wrong, None, "{context}: a byte at the target is not what was sent");
             self.check_route(&pending, completion, &context);
             self.note_route(completion);
         } else {
