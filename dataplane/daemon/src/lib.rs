@@ -41,6 +41,8 @@ mod registrar;
 mod segment;
 mod session;
 mod settings;
+#[cfg(test)]
+mod stub;
 mod tables;
 
 pub use error::StartError;
