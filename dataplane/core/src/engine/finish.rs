@@ -14,7 +14,10 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
     /// Ends a transfer early: nothing more is posted, what is posted ends, the peer confirms. The first cause counts.
     pub(super) fn stop(&mut self, index: u32, status: Code, side: u8, now: Nanos) {
         let transfer = &mut self.transfers[index as usize];
-        if transfer.acked && transfer.status == Code::Ok {
+        if transfer.acked
+            && transfer.status == Code::Ok
+            && matches!(status, Code::RegionLost | Code::DeviceError)
+        {
             // Delivered, but not what the source held: that is no success.
             transfer.status = status;
             transfer.side = side;
@@ -226,9 +229,21 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
 
     fn timer_due(&mut self, index: u32, now: Nanos) {
         match self.transfers[index as usize].phase {
-            Phase::Running | Phase::AwaitAck => self.stop(index, Code::DeadlineExceeded, SIDE_REMOTE, now),
-            Phase::Stopping | Phase::AwaitCancelled => {
-                // The peer does not confirm: only the end of the connection makes sure that we touch nothing more.
+            Phase::AwaitAck
+                if self.transfers[index as usize].acked && !self.transfers[index as usize].is_overdue =>
+            {
+                // Delivered in time; only the end of our own posts is still to come.
+                let until = now.saturating_add(self.active.quiesce_max);
+                let transfer = &mut self.transfers[index as usize];
+                transfer.is_overdue = true;
+                transfer.timer = until;
+                self.arm(until);
+            }
+            Phase::Running | Phase::AwaitAck if !self.transfers[index as usize].acked => {
+                self.stop(index, Code::DeadlineExceeded, SIDE_REMOTE, now)
+            }
+            Phase::Stopping | Phase::AwaitAck | Phase::AwaitCancelled => {
+                // The peer or a device does not confirm: only the end of the connection makes sure that we touch nothing more.
                 let transfer = &mut self.transfers[index as usize];
                 transfer.timer = Nanos::MAX;
                 let connection = transfer.connection;

@@ -83,6 +83,8 @@ pub struct Transfer {
     pub demanded: bool,
     /// ACK came; local work still has to end.
     pub acked: bool,
+    /// The deadline passed after ACK, with posts of ours still open.
+    pub is_overdue: bool,
     /// Times that REPLAN was answered.
     pub replans: u8,
     /// Bytes of a chunk, fixed at the first post.
@@ -158,6 +160,7 @@ impl Transfer {
         touched: false,
         demanded: false,
         acked: false,
+        is_overdue: false,
         replans: 0,
         chunk_bytes: 0,
         grants: [0; GRANTS_MAX],
