@@ -453,6 +453,7 @@ impl Fabric for TcpFabric {
         let mut from = 0;
         while let Some(at) = self.busy.next(from) {
             budget = budget.saturating_sub(self.send_on(at));
+            self.busy.set(at, self.connections[at].wants_visit());
             if budget == 0 {
                 break;
             }

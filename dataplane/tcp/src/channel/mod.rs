@@ -199,10 +199,14 @@ impl Channel {
         }
         let theirs = match self.recv(deadline.left()?) {
             Ok(Frame::NodeHello(hello)) if hello.major == PROTOCOL_MAJOR => hello,
-            Ok(Frame::NodeHello(hello)) => return Err(self.refuse_version(hello.major, deadline)),
+            Ok(Frame::NodeHello(hello)) => {
+                return Err(self.refuse_version(PROTOCOL_MAJOR, hello.major, deadline));
+            }
             Ok(Frame::Refused(refused)) => return Err(ChannelError::Refused(Box::new(refused))),
             Ok(_) => return Err(ChannelError::Malformed),
-            Err(ChannelError::Version { theirs }) => return Err(self.refuse_version(theirs, deadline)),
+            Err(ChannelError::Version { theirs }) => {
+                return Err(self.refuse_version(theirs, theirs, deadline));
+            }
             Err(error) => return Err(error),
         };
         if let Some(refused) = judge(&theirs) {
@@ -215,12 +219,12 @@ impl Channel {
         Ok(theirs)
     }
 
-    /// Says no in the other side's version: prefix and refusal have the same layout in every version.
-    fn refuse_version(&mut self, theirs: u16, deadline: Deadline) -> ChannelError {
+    /// Says no in the version that the other side's frame had: prefix and refusal have the same layout in every version.
+    fn refuse_version(&mut self, framed: u16, theirs: u16, deadline: Deadline) -> ChannelError {
         let mut refused = Refused::because(Code::MajorMismatch, "version");
         refused.figure = u64::from(PROTOCOL_MAJOR);
         let sent =
-            deadline.left().and_then(|left| self.sender.send_as(theirs, &Frame::Refused(refused), left));
+            deadline.left().and_then(|left| self.sender.send_as(framed, &Frame::Refused(refused), left));
         refused.figure = u64::from(theirs);
         // If it cannot be told, it is not told; ours is the same outcome.
         sent.map_or_else(|error| error, |()| ChannelError::Refused(Box::new(refused)))
