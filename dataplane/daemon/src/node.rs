@@ -175,7 +175,7 @@ impl Node {
         let desk = SettingsDesk::start(parts, &plan.start)?;
         let mut threads = vec![spawn("railhead-set", move || desk.run(&knocks))?];
         let identity = Identity {
-            keys: Keys::new(plan.key),
+            keys: Keys::new(plan.key.0),
             small_bytes: config.pool.small_bytes,
             large_bytes: config.pool.large_bytes,
         };

@@ -228,3 +228,6 @@ impl Peers {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

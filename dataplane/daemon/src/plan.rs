@@ -13,14 +13,24 @@ use crate::settings::StartSettings;
 
 /// Peers of a node: the first of the 64 slots of the peer tables is the node itself.
 const PEERS_MAX: usize = railhead_abi::segment::PEERS_MAX - 1;
-/// Lanes of a node: a client gets one descriptor for each, and two more, in one message.
-const LANES_MAX: usize = railhead_shm::socket::FDS_MAX - 2;
+/// A client gets one descriptor for each lane, and two more, in one message.
+const _: () = assert!(railhead_shm::socket::FDS_MAX >= railhead_abi::settings::LANES_MAX + 2);
+
+/// The cluster key; not to be printed.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct ClusterKey(pub(crate) [u8; 32]);
+
+impl core::fmt::Debug for ClusterKey {
+    fn fmt(&self, formatter: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        formatter.write_str("ClusterKey")
+    }
+}
 
 /// A start that is known to make sense.
 #[derive(Debug)]
 pub struct Plan {
     pub(crate) config: Config,
-    pub(crate) key: [u8; 32],
+    pub(crate) key: ClusterKey,
     pub(crate) allowed: Cores,
     pub(crate) limits: Limits,
     pub(crate) start: StartSettings,
@@ -40,11 +50,6 @@ impl Plan {
             let cause = format!("{} peers; at most {PEERS_MAX}", config.peers.len());
             return Err(StartError::new(Code::ConfigField, "peer", cause));
         }
-        let lanes = config.dataplane.lanes;
-        if lanes > LANES_MAX {
-            let cause = format!("{lanes} lanes; at most {LANES_MAX}");
-            return Err(StartError::new(Code::ConfigField, "dataplane.lanes", cause));
-        }
         if let Some(node) = config.pool.numa_node
             && !std::path::Path::new(&format!("/sys/devices/system/node/node{node}")).exists()
         {
@@ -59,7 +64,7 @@ impl Plan {
         let start = StartSettings::load(&config, &limits)?;
         let own = rustix::process::geteuid().as_raw();
         let uids = config.session.uids.clone().unwrap_or_else(|| vec![own, 0]);
-        let plan = Self { config, key, allowed, limits, start, uids };
+        let plan = Self { config, key: ClusterKey(key), allowed, limits, start, uids };
         if !plan.pool().is_sound() {
             return Err(StartError::new(
                 Code::ConfigContradiction,

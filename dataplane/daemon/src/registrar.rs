@@ -178,6 +178,3 @@ impl Registrar {
 fn named(code: EventCode, name: &str) -> Event {
     Event::new(code).text(if name.is_empty() { "(unnamed)" } else { name })
 }
-
-#[cfg(test)]
-mod tests;

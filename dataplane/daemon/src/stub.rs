@@ -85,7 +85,9 @@ impl StubLane {
             Command::RemoveRemote { remote } => {
                 (format!("end remote {remote}"), Answer::Done, Some(Notice::RemoteDrained { remote }))
             }
-            Command::UpdatePlan { peer, plan } => (format!("plan {peer} {}", plan.generation), Answer::Done, None),
+            Command::UpdatePlan { peer, plan } => {
+                (format!("plan {peer} {}", plan.generation), Answer::Done, None)
+            }
             Command::ExpireRemotes { peer } => (format!("expire {peer}"), Answer::Done, None),
             Command::AttachConnection { connection, socket, info } => {
                 self.sockets.insert(connection.0, socket);
@@ -97,7 +99,9 @@ impl StubLane {
                 let notice = was_up.then_some(Notice::ConnectionDown { connection, cause });
                 (format!("close {} {was_up}", connection.0), Answer::Done, notice)
             }
-            Command::RefuseConnection { connection } => (format!("refuse {}", connection.0), Answer::Done, None),
+            Command::RefuseConnection { connection } => {
+                (format!("refuse {}", connection.0), Answer::Done, None)
+            }
             Command::Stop => ("stop".to_owned(), Answer::Done, None),
         };
         self.log.lock().unwrap().push(word);
@@ -161,8 +165,11 @@ impl StubNode {
     /// A node of this name and incarnation with `lanes` lanes that knows these peers, in the order of their slots.
     pub(crate) fn new(name: &str, incarnation: u64, lane_count: usize, peers: &[PeerName<'_>]) -> Self {
         guard::install().unwrap();
-        let header =
-            ControlHeader { lanes: u32::try_from(lane_count).unwrap(), incarnation, ..ControlHeader::default() };
+        let header = ControlHeader {
+            lanes: u32::try_from(lane_count).unwrap(),
+            incarnation,
+            ..ControlHeader::default()
+        };
         let segment = Arc::new(ControlSegment::create(&header).unwrap());
         let page = LanesPage::create().unwrap();
         let (stop, hold) = (Arc::new(Word::new(0)), Arc::new(Word::new(0)));

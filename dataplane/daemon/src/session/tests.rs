@@ -99,7 +99,8 @@ fn welcome_carries_memory_whose_header_agrees_and_one_doorbell_a_lane() {
     assert_eq!(Text::of(&welcome.name).as_str(), "trainer");
     assert_eq!(Text::of(&welcome.node).as_str(), "a");
     assert_eq!(fds.len(), 2 + 3);
-    let words = Mapping::of_sealed(&fds[0], Access::ReadWrite).unwrap().words(0, SessionHeader::WORDS).unwrap();
+    let words =
+        Mapping::of_sealed(&fds[0], Access::ReadWrite).unwrap().words(0, SessionHeader::WORDS).unwrap();
     let header = SessionHeader::decode(&core::array::from_fn(|at| words[at].load_acquire()));
     assert_eq!((header.magic, header.incarnation, header.ports), (SESSION_MAGIC, 9, 4));
     assert!(Mapping::of_sealed(&fds[1], Access::ReadWrite).is_err(), "the lanes' page is read-only");
@@ -138,7 +139,10 @@ fn sessions_beyond_the_limit_are_refused_until_one_ends() {
     let node = StubNode::new("a", 1, 1, &[]);
     let mut clients: Vec<Client> = (0..4).map(|at| Client::attach(&node, &format!("s{at}"), 1).0).collect();
     let (answer, _) = Client::connect(&node).answer();
-    assert!(matches!(answer, Frame::Refused(refused) if refused.code == number(Code::SessionsFull)), "{answer:?}");
+    assert!(
+        matches!(answer, Frame::Refused(refused) if refused.code == number(Code::SessionsFull)),
+        "{answer:?}"
+    );
     clients.pop().unwrap().die();
     let (_late, ..) = Client::attach(&node, "late", 1);
 }
@@ -190,10 +194,18 @@ fn region_is_opened_by_whom_it_is_granted_to_and_given_back() {
     let opened = friend.open("self", "r").unwrap();
     assert_eq!((opened.bytes, opened.peer, opened.session), (4096, 0, 0));
     assert!(owner.open("a", "r").is_ok(), "its owner needs no grant");
-    assert_eq!(stranger.code(&release(&opened, 1), &[]), number(Code::RemoteHandleStale), "another session's handle");
+    assert_eq!(
+        stranger.code(&release(&opened, 1), &[]),
+        number(Code::RemoteHandleStale),
+        "another session's handle"
+    );
     assert_eq!(friend.code(&release(&opened, 1), &[]), 0);
     assert_eq!(friend.code(&release(&opened, 1), &[]), number(Code::RemoteHandleStale));
-    assert_eq!(stranger.code(&release(&region, 0), &[]), number(Code::LocalHandleStale), "another session's region");
+    assert_eq!(
+        stranger.code(&release(&region, 0), &[]),
+        number(Code::LocalHandleStale),
+        "another session's region"
+    );
     assert_eq!(owner.code(&release(&region, 0), &[]), 0);
     assert_eq!(friend.open("a", "r"), Err(number(Code::RegionUnknown)));
 }
@@ -209,7 +221,11 @@ fn deregistering_withdraws_what_others_opened_first() {
     assert_eq!(owner.code(&release(&region, 0), &[]), 0);
     let expected = [format!("end remote {}", opened.index), format!("end region {}", region.index)];
     assert_eq!(node.take_log(), expected, "holders stop before the region goes");
-    assert_eq!(friend.code(&release(&opened, 1), &[]), 0, "the handle's slot is still its session's to give back");
+    assert_eq!(
+        friend.code(&release(&opened, 1), &[]),
+        0,
+        "the handle's slot is still its session's to give back"
+    );
 }
 
 #[test]
@@ -231,7 +247,8 @@ fn a_client_that_dies_gives_everything_back_in_order() {
     node.hold.store_release(0);
     thread.join().unwrap();
     let log = node.take_log();
-    let place = |word: String| log.iter().position(|seen| *seen == word).unwrap_or_else(|| panic!("{word}: {log:?}"));
+    let place =
+        |word: String| log.iter().position(|seen| *seen == word).unwrap_or_else(|| panic!("{word}: {log:?}"));
     let order = [
         place("end port".to_owned()),
         place(format!("end remote {}", opened.index)),

@@ -1,0 +1,246 @@
+use std::net::SocketAddr;
+
+use railhead_abi::frame::{ACCESS_WRITE, NodeOpen};
+use railhead_abi::segment::{PEER_DOWN, PEER_UP, PeerStatus};
+use railhead_abi::settings::{Mode, Plan};
+use railhead_core::Notice;
+use railhead_core::port::{ConnectionIndex, Key};
+
+use super::*;
+use crate::grants::Grant;
+use crate::lane::connections;
+use crate::peers::directory::PeerName;
+use crate::stub::{StubNode, within};
+use crate::tables::{RegionEntry, RegionState};
+
+const KEY: [u8; 32] = [7; 32];
+
+/// A node whose channels run.
+struct Running {
+    node: StubNode,
+    peers: Arc<Peers>,
+    listener: TcpListener,
+}
+
+impl Running {
+    /// Of a listener that is bound already, since each side has to know the other's address.
+    fn start(
+        name: &str,
+        incarnation: u64,
+        key: [u8; 32],
+        listener: &TcpListener,
+        peer: (&str, SocketAddr),
+    ) -> Self {
+        let address = peer.1.to_string();
+        let node = StubNode::new(name, incarnation, 1, &[PeerName { name: peer.0, address: &address }]);
+        let identity = Identity { keys: Keys::new(key), small_bytes: 16 << 10, large_bytes: 256 << 10 };
+        let peers = Peers::start(&node.registrar, identity, listener.try_clone().unwrap()).unwrap();
+        Self { node, peers, listener: listener.try_clone().unwrap() }
+    }
+
+    fn status(&self) -> PeerStatus {
+        let words = self.node.segment.peer(1);
+        PeerStatus::decode(&core::array::from_fn(|at| words[at].load_acquire()))
+    }
+
+    fn is_up(&self) -> bool {
+        within(|| self.status().state == PEER_UP)
+    }
+
+    /// Puts a region into the tables, as a session would.
+    fn add_region(&self, name: &str, grant: &str) -> Key {
+        let entry = RegionEntry {
+            state: RegionState::Coming,
+            session: 0,
+            name: name.to_owned(),
+            grant: Grant::parse(grant).unwrap(),
+            access: ACCESS_WRITE,
+            bytes: 4096,
+            page_bytes: 4096,
+            span: None,
+            holds: std::collections::HashMap::new(),
+            lanes: 1,
+        };
+        let mut tables = self.node.registrar.tables();
+        let (slot, _) = tables.add_region(entry).unwrap();
+        tables.region_ready(slot);
+        tables.key(slot)
+    }
+
+    /// Asks the peer for a region as session `session`.
+    fn ask(&self, region: &str, session: &str) -> Result<Key, Code> {
+        let (region, session) = (name_words(region), name_words(session));
+        let open = NodeOpen { cookie: 0, region, session, access: ACCESS_WRITE };
+        let (opened, _) = self.node.registrar.peers.open(1, open)?;
+        Ok(Key { index: opened.index, epoch: opened.epoch })
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.peers.stop();
+        let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
+    }
+}
+
+fn listener() -> (TcpListener, SocketAddr) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    (listener, address)
+}
+
+/// Nodes `a` and `b`, connected.
+fn pair() -> (Running, Running) {
+    let ((at_a, a_address), (at_b, b_address)) = (listener(), listener());
+    let a = Running::start("a", 11, KEY, &at_a, ("b", b_address));
+    let b = Running::start("b", 22, KEY, &at_b, ("a", a_address));
+    assert!(a.is_up() && b.is_up());
+    (a, b)
+}
+
+#[test]
+fn both_ends_know_each_other_and_use_each_others_plans() {
+    let (a, b) = pair();
+    assert_eq!((a.status().incarnation, b.status().incarnation), (22, 11));
+    assert!(
+        within(|| a.status().planned_generation == 1 && b.status().planned_generation == 1),
+        "first plans"
+    );
+    let plan = Plan { mode: Mode::Staged, direct_from_bytes: 77, generation: 5, direct_possible: true };
+    assert_eq!(a.node.registrar.peers.publish(plan), 1);
+    assert!(b.node.has_seen("plan 1 5"), "its lanes use it");
+    assert!(within(|| a.status().planned_generation == 5), "and it said so");
+    assert_eq!((b.status().plan_generation, b.status().receive_direct_from_bytes), (5, 77));
+}
+
+#[test]
+fn regions_are_opened_by_grant_only_and_lanes_know_before_the_peer_does() {
+    let (a, b) = pair();
+    let key = b.add_region("r", "a/x");
+    assert_eq!(a.ask("r", "y"), Err(Code::GrantMissing));
+    assert_eq!(a.ask("s", "x"), Err(Code::RegionUnknown));
+    assert!(!b.node.take_log().iter().any(|seen| seen.starts_with("allow")));
+    assert_eq!(a.ask("r", "x"), Ok(key));
+    assert!(b.node.take_log().contains(&"allow 11".to_owned()), "this node and peer 1, before the answer");
+    a.node.registrar.peers.close(1, key, 22);
+    assert!(b.node.has_seen("allow 1"), "the right ends with the last handle");
+}
+
+#[test]
+fn a_handle_of_an_earlier_start_is_not_given_back_to_a_later_one() {
+    let (a, b) = pair();
+    let key = b.add_region("r", "*");
+    a.ask("r", "x").unwrap();
+    b.node.take_log();
+    a.node.registrar.peers.close(1, key, 21);
+    a.ask("r", "y").unwrap();
+    assert!(!b.node.take_log().contains(&"allow 1".to_owned()));
+}
+
+#[test]
+fn owner_withdraws_a_key_and_holder_confirms_after_its_lanes() {
+    let (a, b) = pair();
+    let key = b.add_region("r", "*");
+    a.ask("r", "x").unwrap();
+    let remote =
+        crate::tables::RemoteEntry { session: 0, peer: 1, key, incarnation: 22, is_going: false, lanes: 1 };
+    let (slot, _) = a.node.registrar.tables().add_remote(remote).unwrap();
+    a.node.hold.store_release(1);
+    let confirmed = b.node.registrar.peers.withdraw(1, key).unwrap();
+    assert!(a.node.has_seen(&format!("end remote {slot}")));
+    assert!(confirmed.recv_timeout(Duration::from_millis(100)).is_err(), "its transfers have not ended");
+    a.node.hold.store_release(0);
+    confirmed.recv_timeout(Duration::from_secs(5)).expect("the holder's word");
+}
+
+#[test]
+fn wanted_connections_are_made_and_a_second_one_replaces_the_first() {
+    let (a, b) = pair();
+    let [latency, bulk] = connections::of_peer(1);
+    for connection in [latency, bulk] {
+        a.node.registrar.notice(0, Notice::ConnectionWanted { connection, peer: 1 });
+    }
+    assert!(a.node.has_seen(&format!("initiator {} class 0", latency.0)));
+    assert!(a.node.has_seen(&format!("initiator {} class 1", bulk.0)));
+    assert!(b.node.has_seen("target 6 class") && b.node.has_seen("target 7 class"));
+    b.node.take_log();
+    a.node.registrar.notice(0, Notice::ConnectionWanted { connection: bulk, peer: 1 });
+    assert!(b.node.has_seen("target"));
+    let log = b.node.take_log();
+    assert!(log[0].starts_with("close") && log[1].starts_with("target"), "the old one ends first: {log:?}");
+}
+
+#[test]
+fn connections_end_with_the_channel_and_wanted_ones_are_refused() {
+    let (a, b) = pair();
+    let [latency, _] = connections::of_peer(1);
+    b.node.registrar.notice(0, Notice::ConnectionWanted { connection: latency, peer: 1 });
+    assert!(b.node.has_seen("initiator 4 class 0") && a.node.has_seen("target"));
+    drop(b);
+    assert!(within(|| a.status().state == PEER_DOWN));
+    assert!(a.node.has_seen("close 6 true"), "the peer's connection to us");
+    assert!(a.node.has_seen("refuse 4"), "what waits for ours");
+    assert_eq!(a.ask("r", "x"), Err(Code::PeerNotConnected));
+    a.node.take_log();
+    a.node.registrar.notice(0, Notice::ConnectionWanted { connection: latency, peer: 1 });
+    assert!(a.node.has_seen("refuse 4"));
+}
+
+#[test]
+fn a_restarted_peer_holds_nothing_and_its_handles_expire() {
+    let ((at_a, a_address), (at_b, b_address)) = (listener(), listener());
+    let a = Running::start("a", 11, KEY, &at_a, ("b", b_address));
+    let b = Running::start("b", 22, KEY, &at_b, ("a", a_address));
+    assert!(a.is_up() && b.is_up());
+    let key = a.add_region("r", "*");
+    assert_eq!(b.ask("r", "x"), Ok(key));
+    // The listener outlives the node here, as it would not outside of a test: nobody answers it meanwhile.
+    b.peers.stop();
+    drop(b);
+    assert!(within(|| a.status().state == PEER_DOWN));
+    a.node.take_log();
+    let (at_b, _) = (TcpListener::bind(b_address).or_else(|_| at_b.try_clone()).unwrap(), ());
+    let again = Running::start("b", 23, KEY, &at_b, ("a", a_address));
+    assert!(again.is_up() && a.is_up());
+    assert!(a.node.has_seen("allow 1"), "it may not write any more");
+    assert!(a.node.has_seen("expire 1"));
+    assert_eq!(a.status().incarnation, 23);
+}
+
+#[test]
+fn another_key_is_refused_and_named_as_the_cause() {
+    let ((at_a, a_address), (at_b, b_address)) = (listener(), listener());
+    let a = Running::start("a", 11, KEY, &at_a, ("b", b_address));
+    let _b = Running::start("b", 22, [8; 32], &at_b, ("a", a_address));
+    assert!(within(|| a.status().cause == Code::KeyMismatch.number()), "cause {}", a.status().cause);
+    assert_eq!(a.status().state, PEER_DOWN);
+}
+
+#[test]
+fn a_node_that_is_not_configured_is_refused_and_named_as_the_cause() {
+    let ((at_a, a_address), (at_b, b_address)) = (listener(), listener());
+    let a = Running::start("a", 11, KEY, &at_a, ("b", b_address));
+    let _b = Running::start("b", 22, KEY, &at_b, ("c", a_address));
+    assert!(within(|| a.status().cause == Code::NodeUnknown.number()), "cause {}", a.status().cause);
+}
+
+#[test]
+fn nobody_at_the_address_is_named_as_the_cause() {
+    let (at_a, _) = listener();
+    let (gone, address) = listener();
+    drop(gone);
+    let a = Running::start("a", 11, KEY, &at_a, ("b", address));
+    assert!(within(|| a.status().cause == Code::ConnectRefused.number()));
+}
+
+#[test]
+fn a_stranger_with_a_data_hello_gets_nothing() {
+    let (a, b) = pair();
+    let hello = railhead_abi::frame::DataHello { token: 1, ..Default::default() };
+    let address = b.listener.local_addr().unwrap().to_string();
+    let refused = channel::dial_data(&address, &hello, HANDSHAKE_MAX).unwrap_err();
+    assert!(matches!(refused, ChannelError::Closed), "{refused}");
+    assert!(!b.node.take_log().iter().any(|seen| seen.starts_with("target")));
+    assert_eq!(a.status().state, PEER_UP);
+    a.node.registrar.peers.connection_down(0, ConnectionIndex(60), Code::Ok);
+}

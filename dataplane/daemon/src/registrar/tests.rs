@@ -1,2 +1,0 @@
-#![allow(unused_imports)]
-use super::*;
