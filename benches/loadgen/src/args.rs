@@ -96,6 +96,9 @@ pub(crate) struct Serve {
     /// End after the first sender has left
     #[arg(long)]
     pub(crate) once: bool,
+    /// When the dataplane ends, wait for its restart and serve again
+    #[arg(long)]
+    pub(crate) stay: bool,
 }
 
 #[derive(Debug, Args)]

@@ -61,10 +61,12 @@ impl Tally {
         self.transfers += 1;
         self.bytes += completion.bytes;
         let latency = u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX);
-        // Cannot fail: the histogram grows with its values.
-        self.latency_ns.saturating_record(latency);
+        // Not the saturating one, which would stay within the histogram's first size. This one grows and cannot fail.
+        let recorded = self.latency_ns.record(latency);
+        debug_assert!(recorded.is_ok(), "the histogram grows with its values");
         let route = match (completion.send_leg, completion.receive_leg) {
-            (0, 0) => "none".to_owned(),
+            // Nothing took a route, whatever would have been chosen.
+            _ if completion.bytes == 0 => "empty".to_owned(),
             (send, receive) => format!("{}-{}", Leg(send).name(), Leg(receive).name()),
         };
         let entry = self.routes.entry(route).or_default();
@@ -178,11 +180,12 @@ mod tests {
         tally.merge(&other);
         assert_eq!((tally.transfers, tally.bytes, tally.error_count()), (3, 20, 2));
         assert_eq!(tally.routes["staged-direct"], (20, 2));
-        assert_eq!(tally.routes["none"], (0, 1));
+        assert_eq!(tally.routes["empty"], (0, 1));
         assert_eq!(tally.errors["peer_down"], 1);
         assert_eq!(tally.errors["code_9999"], 1);
         assert_eq!(tally.generations, Some((4, 9)));
         assert_eq!(tally.latency_ns.len(), 3);
+        assert!((4990..5010).contains(&tally.latency_ns.max()), "{}", tally.latency_ns.max());
         assert_eq!(tally.told.len(), 2);
     }
 }

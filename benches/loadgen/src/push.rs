@@ -253,8 +253,8 @@ fn text(report: &Report) -> String {
         ("routes", total.routes_text()),
         ("errors", total.errors_text()),
     ];
-    if let Some(cpu) = total.cpu_seconds_per_gigabyte {
-        lines.push(("cpu", format!("{cpu:.3} s per GB")));
+    if total.cpu_seconds_per_gigabyte.is_some() {
+        lines.push(("cpu", format!("{} s per GB", total.cpu_text())));
     }
     if let Some(reason) = &report.page_step_down {
         lines.push(("pages", format!("{} bytes: {reason}", report.page_bytes)));

@@ -10,6 +10,9 @@ use serde::Serialize;
 use crate::error::{BenchError, Result};
 use crate::pump::Tally;
 
+/// Fewer bytes say nothing about CPU seconds per byte.
+const CPU_BYTES_MIN: u64 = 1_000_000;
+
 /// Latencies of transfers, from submission to completion.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(crate) struct Latency {
@@ -86,6 +89,14 @@ impl Figures {
             format!("{route} {} ({})", bytes_text(share.bytes), share.transfers)
         };
         self.routes.iter().map(share).collect::<Vec<_>>().join(", ")
+    }
+
+    /// `0.123`; `-` where it is not known, or where so few bytes were moved that it is the cost of transfers, not of bytes.
+    pub(crate) fn cpu_text(&self) -> String {
+        match self.cpu_seconds_per_gigabyte {
+            Some(cpu) if self.bytes >= CPU_BYTES_MIN => format!("{cpu:.3}"),
+            _ => "-".to_owned(),
+        }
     }
 
     /// `none`, or `3 peer_down, 1 unknown`.

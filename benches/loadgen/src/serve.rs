@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use railhead_abi::frame::is_name;
 use railhead_client::{
-    AttachOptions, Events, Notify, Port, Region, RegionHandle, RegionOptions, Remote, Session, SessionEvent,
-    Write,
+    AttachOptions, Events, Notify, Port, Region, RegionHandle, RegionOptions, Remote, Session, SessionError,
+    SessionEvent, Write,
 };
 
 use crate::args::Serve;
@@ -18,6 +18,8 @@ use crate::pump;
 
 /// How often to look whether silent senders are still there.
 const PROBE_INTERVAL: Duration = Duration::from_secs(10);
+/// Between two looks for a restarted dataplane.
+const RESTART_INTERVAL: Duration = Duration::from_millis(200);
 /// Events taken at a time.
 const BATCH: usize = 32;
 /// The longest grant that a frame can carry.
@@ -44,8 +46,24 @@ struct Server<'a> {
     leaving: Vec<RegionHandle>,
 }
 
-/// Runs until the dataplane ends, or with `--once` until the first sender has left.
+/// Runs until the dataplane ends (with `--stay` beyond that), or with `--once` until the first sender has left.
 pub(crate) fn run(options: &Serve) -> Result<()> {
+    let mut was_lost = false;
+    loop {
+        match serve(options) {
+            Err(BenchError::Session { source: SessionError::DataplaneLost, .. }) if options.stay => {
+                eprintln!("the dataplane is gone; waiting for its restart");
+                was_lost = true;
+            }
+            // Not at the first attempt: then the path is wrong.
+            Err(BenchError::Session { source: SessionError::Absent { .. }, .. }) if was_lost => {}
+            result => return result,
+        }
+        std::thread::sleep(RESTART_INTERVAL);
+    }
+}
+
+fn serve(options: &Serve) -> Result<()> {
     let name = format!("serve-{}", std::process::id());
     let attach = AttachOptions { name: &name, ports: 1, entries: 64, ..AttachOptions::default() };
     let session =

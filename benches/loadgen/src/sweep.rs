@@ -301,7 +301,7 @@ fn text(report: &Report) -> String {
             time_text(latency.p50),
             time_text(latency.p99),
             time_text(latency.p999),
-            figures.cpu_seconds_per_gigabyte.map_or_else(|| "-".to_owned(), |cpu| format!("{cpu:.3}")),
+            figures.cpu_text(),
             taken.join("+"),
             figures.errors_text(),
             if row.verified { "yes".to_owned() } else { "NO".to_owned() },

@@ -103,7 +103,7 @@ fn push_moves_and_verifies_every_tensor_in_every_round() {
     assert_eq!(json["digests_equal"], 15);
     assert_eq!(json["routes"]["direct-direct"]["bytes"], 3 * 70_001);
     assert_eq!(json["routes"]["staged-staged"]["bytes"], 3 * 4097);
-    assert_eq!(json["routes"]["none"]["transfers"], 6);
+    assert_eq!(json["routes"]["empty"]["transfers"], 6);
     assert_eq!(json["rounds"].as_array().unwrap().len(), 3);
     assert!(json["cpu_seconds_per_gigabyte"].is_number());
     assert!(errors(&output).contains("15 of 15 SHA-256 equal at b"), "{}", errors(&output));
@@ -189,7 +189,7 @@ fn sweep_measures_and_verifies_every_size_and_route() {
         assert_eq!((&row["verified"], &row["transfers"]), (&Value::Bool(true), &Value::from(50)), "{row}");
         assert!(row["latency_us"]["p50"].as_f64().unwrap() > 0.0);
         assert!(row["checked_bytes"].as_u64().unwrap() >= 8 * row["size_bytes"].as_u64().unwrap());
-        let route = row["route"].as_str().unwrap();
+        let route = if row["size_bytes"] == 0 { "empty" } else { row["route"].as_str().unwrap() };
         assert_eq!(row["routes"][route]["bytes"], 50 * row["size_bytes"].as_u64().unwrap(), "{row}");
     }
     // The sender can come again, for a time instead of a number, and through cold memory.
@@ -268,6 +268,21 @@ fn a_serving_program_ends_with_its_dataplane() {
     let mut text = String::new();
     std::io::Read::read_to_string(&mut serving.0.stderr.take().unwrap(), &mut text).unwrap();
     assert!(text.contains("the dataplane is gone"), "{text}");
+}
+
+#[test]
+fn a_serving_program_that_stays_serves_the_restarted_dataplane() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    model(&path, &[5000]);
+    let mut fake = Fake::start(&["a", "b"], 1);
+    let mut serving = Serving::start(&fake, "b", &["--stay"]);
+    for _ in 0..2 {
+        let (output, _) = run("push", &fake, "b", &[path.to_str().unwrap()]);
+        assert!(output.status.success(), "{}", errors(&output));
+        fake.restart();
+    }
+    assert!(serving.0.try_wait().unwrap().is_none());
 }
 
 #[test]

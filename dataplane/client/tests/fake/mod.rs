@@ -64,6 +64,8 @@ pub(crate) enum Wrong {
 /// A running fake; it ends, abruptly for its clients, when dropped.
 pub(crate) struct Fake {
     folder: tempfile::TempDir,
+    nodes: Vec<String>,
+    lanes: usize,
     commands: Option<Sender<(Command, Sender<()>)>>,
     waker: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
@@ -72,12 +74,34 @@ pub(crate) struct Fake {
 impl Fake {
     /// Nodes with these names, each with this many lanes.
     pub(crate) fn start(nodes: &[&str], lanes: usize) -> Self {
-        let folder = tempfile::tempdir().unwrap();
+        let mut fake = Self {
+            folder: tempfile::tempdir().unwrap(),
+            nodes: nodes.iter().map(|&node| node.to_owned()).collect(),
+            lanes,
+            commands: None,
+            waker: Arc::new(eventfd::create().unwrap()),
+            thread: None,
+        };
+        fake.spawn();
+        fake
+    }
+
+    fn spawn(&mut self) {
         let (commands, receiver): (_, Receiver<(Command, Sender<()>)>) = channel();
-        let waker = Arc::new(eventfd::create().unwrap());
-        let world = world::World::new(folder.path(), nodes, lanes, receiver, Arc::clone(&waker));
-        let thread = Some(std::thread::spawn(move || world.run()));
-        Self { folder, commands: Some(commands), waker, thread }
+        let nodes: Vec<&str> = self.nodes.iter().map(String::as_str).collect();
+        let waker = Arc::clone(&self.waker);
+        let world = world::World::new(self.folder.path(), &nodes, self.lanes, receiver, waker);
+        self.commands = Some(commands);
+        self.thread = Some(std::thread::spawn(move || world.run()));
+    }
+
+    /// Ends it as [`Self::kill`] does and starts a new one at the same paths, which knows nothing.
+    pub(crate) fn restart(&mut self) {
+        self.kill();
+        for node in &self.nodes {
+            std::fs::remove_file(self.path(node)).unwrap();
+        }
+        self.spawn();
     }
 
     /// One node `a` with one lane.
