@@ -3,27 +3,58 @@
 mod common;
 
 use std::net::Shutdown;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use common::*;
 use railhead_abi::Code;
 use railhead_core::port::{Fabric, FabricEvent, PostError, PostId, RegionIndex};
-use railhead_shm::{Access, Mapping, guard, memfd};
+use railhead_shm::{Access, Mapping, OwnedSpan, guard, memfd};
 use railhead_tcp::{AttachInfo, TcpConfig};
 
 /// Client memory as the daemon maps it.
-fn guarded(bytes: u64) -> railhead_shm::OwnedSpan {
+fn guarded(bytes: u64) -> OwnedSpan {
     guard::install().expect("a handler");
     let file = memfd::create("client", bytes, memfd::Huge::No).expect("a memory file");
     let mapping = Mapping::of_unsealed(&file, Access::ReadWrite).expect("mapped");
     guard::protect(&mapping).expect("guarded").span()
 }
 
-/// Makes system calls on this memory fail with EFAULT, as memory does whose pages cannot be had any more.
-fn take_away(mapping: &Mapping) {
-    let address = core::ptr::with_exposed_provenance_mut(mapping.address());
-    // SAFETY: the range is this mapping; until it is unmapped only system calls touch it, and they fail softly.
-    let result = unsafe { libc::mprotect(address, mapping.len(), libc::PROT_NONE) };
-    assert_eq!(result, 0);
+/// Memory whose pages can be taken away, so that system calls on it fail with EFAULT.
+struct Vanishing {
+    mapping: Arc<Mapping>,
+    span: OwnedSpan,
+    file: Option<OwnedFd>,
+}
+
+impl Vanishing {
+    /// As a client's: in a file, guarded. What is touched after that is SIGBUS, and the guard repairs it.
+    fn guarded(bytes: u64) -> Self {
+        guard::install().expect("a handler");
+        let file =
+            rustix::fs::memfd_create("vanishing", rustix::fs::MemfdFlags::CLOEXEC).expect("a memory file");
+        rustix::fs::ftruncate(&file, bytes).expect("sized");
+        let mapping = Mapping::of_unsealed(&file, Access::ReadWrite).expect("mapped");
+        let span = guard::protect(&mapping).expect("guarded").span();
+        Self { mapping, span, file: Some(file) }
+    }
+
+    /// As nobody's should be: without a guard.
+    fn unguarded(bytes: usize) -> Self {
+        let mapping = Mapping::anonymous(bytes).expect("memory");
+        Self { span: mapping.span(), mapping, file: None }
+    }
+
+    fn vanish(&self) {
+        if let Some(file) = &self.file {
+            rustix::fs::ftruncate(file, 0).expect("truncated");
+            return;
+        }
+        let address = core::ptr::with_exposed_provenance_mut(self.mapping.address());
+        // SAFETY: the range is this mapping; until it is unmapped only system calls touch it, and they fail softly.
+        let result = unsafe { libc::mprotect(address, self.mapping.len(), libc::PROT_NONE) };
+        assert_eq!(result, 0);
+    }
 }
 
 fn refused(said: &[FabricEvent]) -> Vec<(u16, Code)> {
@@ -200,61 +231,81 @@ fn removed_source_is_never_read_again() {
     );
 }
 
+fn three(vanishing: fn() -> Vanishing) -> [Vanishing; 3] {
+    [Vanishing::unguarded(64 << 10), vanishing(), Vanishing::unguarded(64 << 10)]
+}
+
 #[test]
 fn faulting_source_is_found_among_others() {
-    let mut two = Two::new(small(), small());
-    let mappings: Vec<_> = (0..3).map(|_| Mapping::anonymous(16 << 10).expect("memory")).collect();
-    let target = memory(64 << 10);
-    for (at, mapping) in (1..).zip(&mappings) {
-        mapping.span().fill(0, 16 << 10, 5).expect("inside");
-        two.near.install(RegionIndex(at), entry(&mapping.span()));
+    for vanishing in [|| Vanishing::guarded(64 << 10), || Vanishing::unguarded(64 << 10)] {
+        let mut two = Two::new(small(), small());
+        let (sources, target) = (three(vanishing), memory(64 << 10));
+        for (at, source) in (1..).zip(&sources) {
+            source.span.fill(0, 16 << 10, 5).expect("inside");
+            two.near.install(RegionIndex(at), entry(&source.span));
+        }
+        two.far.install(RegionIndex(1), entry(&target));
+        sources[1].vanish();
+        for region in 1..=3 {
+            let mut post = write(region, 16 << 10, 0, region);
+            (post.to.key.index, post.to.offset) = (1, u64::from(region - 1) * (16 << 10));
+            two.near.write(WIRE, &post).expect("room");
+        }
+        two.near.send(WIRE, &record(1)).expect("room");
+        two.until("the record came", |two| has_record(&two.said_far, 1));
+        let statuses = [1, 2, 3].map(|post| status_of(&two.said_near, post));
+        assert_eq!(statuses, [Some(Code::Ok), Some(Code::RegionLost), Some(Code::Ok)]);
+        let bytes = contents(&target);
+        assert!(bytes[..16 << 10].iter().all(|byte| *byte == 5), "the write before it");
+        assert!(bytes[16 << 10..32 << 10].iter().all(|byte| *byte == 0));
+        assert!(bytes[32 << 10..48 << 10].iter().all(|byte| *byte == 5), "the write behind it");
+        assert!(two.near.counters().faults >= 1);
     }
-    two.far.install(RegionIndex(1), entry(&target));
-    take_away(&mappings[1]);
-    for region in 1..=3 {
-        let mut post = write(region, 16 << 10, 0, region);
-        (post.to.key.index, post.to.offset) = (1, u64::from(region - 1) * (16 << 10));
-        two.near.write(WIRE, &post).expect("room");
-    }
-    two.near.send(WIRE, &record(1)).expect("room");
-    two.until("the record came", |two| has_record(&two.said_far, 1));
-    let statuses = [1, 2, 3].map(|post| status_of(&two.said_near, post));
-    assert_eq!(statuses, [Some(Code::Ok), Some(Code::RegionLost), Some(Code::Ok)]);
-    let bytes = contents(&target);
-    assert!(bytes[..16 << 10].iter().all(|byte| *byte == 5), "the write before it");
-    assert!(bytes[16 << 10..32 << 10].iter().all(|byte| *byte == 0));
-    assert!(bytes[32 << 10..48 << 10].iter().all(|byte| *byte == 5), "the write behind it");
-    assert!(two.near.counters().faults >= 1);
 }
 
 #[test]
 fn faulting_target_is_found_among_others() {
+    for vanishing in [|| Vanishing::guarded(64 << 10), || Vanishing::unguarded(64 << 10)] {
+        let mut two = Two::new(small(), small());
+        let (targets, source) = (three(vanishing), memory(64 << 10));
+        source.fill(0, 64 << 10, 5).expect("inside");
+        two.near.install(RegionIndex(1), entry(&source));
+        for (at, target) in (1..).zip(&targets) {
+            two.far.install(RegionIndex(at), entry(&target.span));
+        }
+        // After a large frame the next one is received straight into memory, by the kernel.
+        two.near.write(WIRE, &write(1, 40_000, 1, 9)).expect("room");
+        two.near.send(WIRE, &record(9)).expect("room");
+        two.until("the record came", |two| has_record(&two.said_far, 9));
+        targets[1].vanish();
+        for region in 1..=3 {
+            let mut post = write(1, 30_000, 40 + u16::try_from(region).expect("small"), region);
+            post.to.key.index = region;
+            two.near.write(WIRE, &post).expect("room");
+        }
+        two.near.send(WIRE, &record(1)).expect("room");
+        two.until("the record came", |two| has_record(&two.said_far, 1));
+        assert_eq!(refused(&two.said_far), [(42, Code::RemoteRegionLost)]);
+        for good in [0, 2] {
+            assert!(contents(&targets[good].span)[..30_000].iter().all(|byte| *byte == 5));
+        }
+        assert_eq!(two.far.counters().refused, 1);
+        assert!(two.far.counters().faults >= 1);
+    }
+}
+
+/// Small frames are copied by this process: there it is SIGBUS and not EFAULT.
+#[test]
+fn target_that_vanishes_under_a_copy_is_reported() {
     let mut two = Two::new(small(), small());
-    let mappings: Vec<_> = (0..3).map(|_| Mapping::anonymous(64 << 10).expect("memory")).collect();
-    let source = memory(64 << 10);
-    source.fill(0, 64 << 10, 5).expect("inside");
+    let (source, target) = (memory(4096), Vanishing::guarded(64 << 10));
     two.near.install(RegionIndex(1), entry(&source));
-    for (at, mapping) in (1..).zip(&mappings) {
-        two.far.install(RegionIndex(at), entry(&mapping.span()));
-    }
-    // After a large frame the next one is received straight into memory, by the kernel: a copy by this process would be
-    // SIGBUS, which is the guard's affair.
-    two.near.write(WIRE, &write(1, 40_000, 1, 9)).expect("room");
-    two.near.send(WIRE, &record(9)).expect("room");
-    two.until("the record came", |two| has_record(&two.said_far, 9));
-    take_away(&mappings[1]);
-    for region in 1..=3 {
-        let mut post = write(1, 30_000, 40 + u16::try_from(region).expect("small"), region);
-        post.to.key.index = region;
-        two.near.write(WIRE, &post).expect("room");
-    }
+    two.far.install(RegionIndex(1), entry(&target.span));
+    target.vanish();
+    two.near.write(WIRE, &write(1, 100, 6, 1)).expect("room");
     two.near.send(WIRE, &record(1)).expect("room");
     two.until("the record came", |two| has_record(&two.said_far, 1));
-    assert_eq!(refused(&two.said_far), [(42, Code::RemoteRegionLost)]);
-    for good in [0, 2] {
-        assert!(contents(&mappings[good].span())[..30_000].iter().all(|byte| *byte == 5));
-    }
-    assert_eq!(two.far.counters().refused, 1);
+    assert_eq!(refused(&two.said_far), [(6, Code::RemoteRegionLost)]);
 }
 
 #[test]
