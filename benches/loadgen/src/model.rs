@@ -11,6 +11,7 @@ use sha2::{Digest, Sha256};
 use crate::args::MakeModel;
 use crate::digest::DIGEST_BYTES;
 use crate::error::{BenchError, Result};
+use crate::report::say;
 
 /// The longest header that the format allows.
 const HEADER_BYTES_MAX: u64 = 100_000_000;
@@ -103,12 +104,12 @@ impl Model {
 /// Writes the file, and says so.
 pub(crate) fn make(options: &MakeModel) -> Result<()> {
     let written = write_model(&options.file).map_err(BenchError::file(&options.file))?;
-    println!(
-        "{}: {} tensors, {} bytes: names and shapes of all-MiniLM-L6-v2, deterministic values (not the trained ones)",
+    say(&format!(
+        "{}: {} tensors, {} bytes: names and shapes of all-MiniLM-L6-v2, deterministic values (not the trained ones)\n",
         options.file.display(),
         written.0,
         written.1
-    );
+    ));
     Ok(())
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::io::Write as _;
 use std::path::Path;
 use std::time::Duration;
 
@@ -108,10 +109,16 @@ impl Figures {
     }
 }
 
+/// Writes to standard output; a reader that has gone, as `head` does, is no error of ours.
+pub(crate) fn say(text: &str) {
+    let mut out = std::io::stdout().lock();
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+}
+
 /// Prints the text, and writes the JSON where it is wanted; with `-` the text goes to standard error.
 pub(crate) fn publish(text: &str, result: &impl Serialize, json: Option<&Path>) -> Result<()> {
     let Some(path) = json else {
-        print!("{text}");
+        say(text);
         return Ok(());
     };
     let mut body = serde_json::to_string_pretty(result)
@@ -119,10 +126,10 @@ pub(crate) fn publish(text: &str, result: &impl Serialize, json: Option<&Path>) 
     body.push('\n');
     if path == Path::new("-") {
         eprint!("{text}");
-        print!("{body}");
+        say(&body);
         return Ok(());
     }
-    print!("{text}");
+    say(text);
     std::fs::write(path, body).map_err(BenchError::file(path))
 }
 

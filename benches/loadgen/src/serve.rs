@@ -15,6 +15,7 @@ use crate::error::{BenchError, Result};
 use crate::exchange::{Areas, Command, HEAD_BYTES, HEAD_WORDS, Join, Reply, SLOTS, read_words, write_words};
 use crate::pattern::Spec;
 use crate::pump;
+use crate::report::say;
 
 /// How often to look whether silent senders are still there.
 const PROBE_INTERVAL: Duration = Duration::from_secs(10);
@@ -80,7 +81,7 @@ fn serve(options: &Serve) -> Result<()> {
         session.create_region(&requests).map_err(BenchError::session("request region (--sink, --grant)"))?;
     let scratch = RegionOptions { bytes: HEAD_BYTES, ..RegionOptions::default() };
     let scratch = session.create_region(&scratch).map_err(BenchError::session("scratch region"))?;
-    println!("serving {} on node {}", options.sink, session.node());
+    say(&format!("serving {} on node {}\n", options.sink, session.node()));
     let port = session.take_port().ok_or_else(missing)?;
     let (guests, leaving) = (BTreeMap::new(), Vec::new());
     Server { options, session, port, requests, scratch, guests, leaving }.serve(&mut events)
@@ -121,7 +122,7 @@ impl Server<'_> {
                 false
             }
             Ok(false) => {
-                println!("{} has left", guest.label);
+                say(&format!("{} has left\n", guest.label));
                 self.forget(guest);
                 true
             }
@@ -145,7 +146,7 @@ impl Server<'_> {
         let reply = reply.map_err(BenchError::session(format!("reply region of {label}")))?;
         let answer = match self.make_room(&join) {
             Ok(data) => {
-                println!("{label} has joined with {} bytes", join.areas.payload_bytes);
+                say(&format!("{label} has joined with {} bytes\n", join.areas.payload_bytes));
                 let region = format!("data-{:016x}", join.nonce);
                 let handle = data.handle();
                 let guest = Guest { label, data, areas: join.areas, reply, heard: Instant::now() };

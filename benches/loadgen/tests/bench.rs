@@ -25,7 +25,12 @@ impl Serving {
     fn start(fake: &Fake, node: &str, extra: &[&str]) -> Self {
         let mut command = bench();
         command.args(["serve", "--socket"]).arg(fake.path(node)).args(extra);
-        Self(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        std::io::BufRead::read_line(&mut std::io::BufReader::new(child.stdout.take().unwrap()), &mut line)
+            .unwrap();
+        assert!(line.starts_with("serving "), "{line}");
+        Self(child)
     }
 
     /// Waits for its end; `None` if it does not come.
