@@ -97,6 +97,12 @@ impl Remote {
         self.bytes
     }
 
+    /// Slot, at the peer, of the session that owns the region and gets the notifications.
+    #[must_use]
+    pub const fn owner(&self) -> u32 {
+        self.owner
+    }
+
     /// Slot of the peer in the control segment's table.
     #[must_use]
     pub const fn peer(&self) -> u32 {
