@@ -8,7 +8,8 @@
 //! started again at any time. It binds loopback addresses and Unix sockets only.
 //!
 //! **Called by** `railhead-control` on a tokio runtime; the link has a thread of its own, and whatever waits for the
-//! dataplane does so on blocking threads. The command `railhead` is a client of the routes, not of this library.
+//! dataplane does so on blocking threads. The command `railhead` is a client of the routes; of this library
+//! it uses [`text`] only.
 #![forbid(unsafe_code)]
 
 pub mod api;
