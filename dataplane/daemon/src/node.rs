@@ -117,7 +117,7 @@ impl Node {
         machine::raise_descriptor_limit();
         let random = machine::random_u64();
         let incarnation = random.map_err(|error| StartError::new(Code::PathDenied, "/dev/urandom", error))?;
-        let segment = Arc::new(ControlSegment::create(&header(plan, incarnation))?);
+        let segment = Arc::new(ControlSegment::create(&header(plan, &taken.fabric, incarnation))?);
         let events = Arc::new(EventLog::new(segment.registrar_events()));
         let page = LanesPage::create()?;
         let prepared = PreparedCell::create(&plan.start)?;
@@ -139,11 +139,6 @@ impl Node {
     ) -> Result<Self, StartError> {
         let (config, lanes) = (&plan.config, started.lanes);
         let current = Arc::new(Current::new(plan.start.settings, plan.start.generation));
-        let names = config.peers.iter().map(|peer| PeerName { name: &peer.name, address: &peer.address });
-        // Slot 0 of the table is this node, under its own name and not as a peer.
-        write_self(&segment, &config.node.name);
-        let words = (1..).map(|slot| segment.peer(slot));
-        let directory = Directory::new(names.zip(words), Arc::clone(&lanes), plan.map());
         let registrar = Arc::new(Registrar::new(
             &config.node.name,
             incarnation,
@@ -152,7 +147,7 @@ impl Node {
             page,
             Arc::clone(&events),
             Arc::clone(&current),
-            directory,
+            directory(plan, &segment, &lanes),
         ));
         let notices_stop = Arc::new(Word::new(0));
         let notices_doorbell = started.doorbell;
@@ -174,14 +169,7 @@ impl Node {
         };
         let desk = SettingsDesk::start(parts, &plan.start)?;
         let mut threads = vec![spawn("railhead-set", move || desk.run(&knocks))?];
-        let identity = Identity {
-            keys: Keys::new(plan.key.0),
-            small_bytes: config.pool.small_bytes,
-            large_bytes: config.pool.large_bytes,
-        };
-        let fabric = taken.fabric.try_clone();
-        let fabric = fabric.map_err(|error| StartError::new(Code::DeviceError, "fabric.listen", error))?;
-        let peers = Peers::start(&registrar, identity, fabric)?;
+        let peers = start_peers(plan, &registrar, &taken.fabric)?;
         let own = rustix::process::geteuid().as_raw();
         let admins = Arc::new(Acceptor::new("railhead-admin", vec![own, 0], ADMINS_MAX));
         let desk = AdminDesk::new(segment, Arc::clone(&events), settings.clone(), &config.node.name);
@@ -350,7 +338,17 @@ impl LaneThreads {
     }
 }
 
-fn header(plan: &Plan, incarnation: u64) -> ControlHeader {
+/// The configured peers, each with its words of the segment. Slot 0 of that table is this node.
+fn directory(plan: &Plan, segment: &ControlSegment, lanes: &Arc<Lanes>) -> Directory {
+    write_self(segment, &plan.config.node.name);
+    let names = plan.config.peers.iter().map(|peer| PeerName { name: &peer.name, address: &peer.address });
+    let words = (1..).map(|slot| segment.peer(slot));
+    Directory::new(names.zip(words), Arc::clone(lanes), plan.map())
+}
+
+fn header(plan: &Plan, fabric: &TcpListener, incarnation: u64) -> ControlHeader {
+    // With port 0 the kernel has chosen one.
+    let listen = fabric.local_addr().unwrap_or(plan.config.fabric.listen);
     ControlHeader {
         lanes: u32::try_from(plan.config.dataplane.lanes).unwrap_or(u32::MAX),
         incarnation,
@@ -362,7 +360,7 @@ fn header(plan: &Plan, incarnation: u64) -> ControlHeader {
         large_bytes: plan.config.pool.large_bytes,
         cores: plan.allowed.0,
         node: name(&plan.config.node.name),
-        listen: name(&plan.config.fabric.listen.to_string()),
+        listen: name(&listen.to_string()),
         ..ControlHeader::default()
     }
 }
@@ -374,15 +372,35 @@ fn write_self(segment: &ControlSegment, node: &str) {
     }
 }
 
+fn start_peers(
+    plan: &Plan,
+    registrar: &Arc<Registrar>,
+    fabric: &TcpListener,
+) -> Result<Arc<Peers>, StartError> {
+    let identity = Identity {
+        keys: Keys::new(plan.key.0),
+        small_bytes: plan.config.pool.small_bytes,
+        large_bytes: plan.config.pool.large_bytes,
+    };
+    let fabric = fabric.try_clone();
+    let fabric = fabric.map_err(|error| StartError::new(Code::DeviceError, "fabric.listen", error))?;
+    Peers::start(registrar, identity, fabric)
+}
+
 /// Tells peers of a new receive plan.
 fn publisher(registrar: &Arc<Registrar>) -> crate::settings::Publish {
     let registrar = Arc::clone(registrar);
+    let mut last = registrar.current.receive_plan();
     Box::new(move |plan| {
         if registrar.peers.is_empty() {
             return;
         }
+        // Each generation is told and acknowledged; only another plan is news to people.
         let told = registrar.peers.publish(plan) as u64;
-        registrar.events.emit(Event::new(EventCode::PlanPublished).figures(plan.generation, told));
+        if (plan.mode, plan.direct_from_bytes) != (last.mode, last.direct_from_bytes) {
+            registrar.events.emit(Event::new(EventCode::PlanPublished).figures(plan.generation, told));
+        }
+        last = plan;
     })
 }
 
@@ -411,7 +429,7 @@ fn accept_sessions(
         let serve =
             move |connection, client| Connection::new(Arc::clone(&registrar), connection, client).serve();
         sessions.run(&listener, serve, |code, client| {
-            let event = Event::new(EventCode::SessionRefused).reason(code);
+            let event = Event::new(EventCode::SessionRefused).reason(code).text(code.text());
             let pid = u64::from(client.pid.unwrap_or(0));
             refusing.events.emit(event.figures(u64::from(client.uid), pid));
         });

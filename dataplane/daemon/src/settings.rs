@@ -150,7 +150,7 @@ pub(crate) enum Knock {
 }
 
 /// Told of each prepared snapshot, after the lanes: peers get the new receive plan.
-pub(crate) type Publish = Box<dyn Fn(Plan) + Send>;
+pub(crate) type Publish = Box<dyn FnMut(Plan) + Send>;
 
 /// The state of the settings thread.
 pub(crate) struct SettingsDesk {

@@ -12,6 +12,7 @@ use railhead_abi::settings::Settings;
 use railhead_core::Notice;
 use railhead_core::tables::{PortIndex, PortParts, Role};
 use railhead_ring::Word;
+use railhead_shm::handoff::Taker;
 use railhead_shm::{Words, eventfd, guard};
 
 use crate::events::EventLog;
@@ -130,15 +131,20 @@ pub(crate) struct StubNode {
     threads: Vec<JoinHandle<()>>,
 }
 
-/// Stub lanes with their handles, and what they saw.
-pub(crate) fn lanes(
-    count: usize,
-    page: &LanesPage,
-    stop: &Arc<Word>,
-    hold: &Arc<Word>,
-) -> (Arc<Lanes>, Vec<railhead_shm::handoff::Taker<Parcel>>, Arc<OwnedFd>, Vec<Log>, Vec<JoinHandle<()>>) {
+/// Stub lanes and what they are reached by.
+pub(crate) struct StubLanes {
+    pub(crate) lanes: Arc<Lanes>,
+    pub(crate) returns: Vec<Taker<Parcel>>,
+    pub(crate) doorbell: Arc<OwnedFd>,
+    /// What each saw.
+    pub(crate) logs: Vec<Log>,
+    pub(crate) threads: Vec<JoinHandle<()>>,
+}
+
+/// Starts stub lanes that run until `stop` is not zero.
+pub(crate) fn lanes(count: usize, page: &LanesPage, stop: &Arc<Word>, hold: &Arc<Word>) -> StubLanes {
     let doorbell = Arc::new(eventfd::create().unwrap());
-    let (mut handles, mut takers, mut logs, mut threads) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let (mut handles, mut returns, mut logs, mut threads) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for lane in 0..count {
         let (handle, mail, taker) = LaneHandle::new(lane, page.lane(lane)).unwrap();
         let log = Log::default();
@@ -155,10 +161,10 @@ pub(crate) fn lanes(
         let stop = Arc::clone(stop);
         threads.push(thread::spawn(move || stub.run(&stop)));
         handles.push(handle);
-        takers.push(taker);
+        returns.push(taker);
         logs.push(log);
     }
-    (Arc::new(Lanes::new(handles)), takers, doorbell, logs, threads)
+    StubLanes { lanes: Arc::new(Lanes::new(handles)), returns, doorbell, logs, threads }
 }
 
 impl StubNode {
@@ -173,7 +179,8 @@ impl StubNode {
         let segment = Arc::new(ControlSegment::create(&header).unwrap());
         let page = LanesPage::create().unwrap();
         let (stop, hold) = (Arc::new(Word::new(0)), Arc::new(Word::new(0)));
-        let (lanes, returns, doorbell, logs, mut threads) = lanes(lane_count, &page, &stop, &hold);
+        let StubLanes { lanes, returns, doorbell, logs, mut threads } =
+            lanes(lane_count, &page, &stop, &hold);
         let words = (1..).map(|slot| segment.peer(slot));
         let map = Map::new(peers.len(), lane_count);
         let directory = Directory::new(peers.iter().copied().zip(words), Arc::clone(&lanes), map);

@@ -158,11 +158,17 @@ impl Peer {
         self.link().is_some_and(|link| link.post(frame))
     }
 
-    /// The channel is live. Returns whether the peer was restarted since it was last up.
-    pub(super) fn came_up(&self, link: Arc<Link>) -> bool {
+    /// Whether a peer of this incarnation was restarted since it was last up.
+    pub(super) fn is_restarted(&self, incarnation: u64) -> bool {
+        let known = self.state().incarnation;
+        known != incarnation && known != 0
+    }
+
+    /// The channel is live: from here on sessions may ask over it.
+    pub(super) fn came_up(&self, link: Arc<Link>) {
         let mut state = self.state();
         let hello = link.hello;
-        let is_other = state.incarnation != hello.incarnation && state.incarnation != 0;
+        let is_other = state.incarnation != hello.incarnation;
         state.incarnation = hello.incarnation;
         let closes = core::mem::take(&mut state.closes);
         if !is_other {
@@ -179,7 +185,6 @@ impl Peer {
         state.status.ups += 1;
         state.status.planned_generation = 0;
         write_peer(&self.words, &state.status);
-        is_other
     }
 
     /// The channel has ended. Whoever waits for an answer learns that there is none.

@@ -52,9 +52,11 @@ impl Peers {
             outbox: outbox.clone(),
             broken,
         });
-        if peer.came_up(link) {
+        // Before anybody can open a region of the new start, whose handle would expire with the old ones.
+        if peer.is_restarted(fresh.hello.incarnation) {
             self.registrar.peer_restarted(slot);
         }
+        peer.came_up(link);
         let event = Event::new(EventCode::PeerUp).text(peer.name());
         self.registrar.events.emit(event.figures(fresh.hello.incarnation, 0));
         // It may have missed changes while it was away.

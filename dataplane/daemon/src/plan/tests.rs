@@ -46,7 +46,8 @@ fn what_this_machine_does_not_have_is_refused_by_name() {
     assert_eq!((refused.code, refused.what.as_str()), (Code::SettingCoreAbsent, "settings.lanes.0.core"));
     let refused = configuration(folder.path(), "[pool]\nnuma_node = 63\n").unwrap_err();
     assert_eq!((refused.code, refused.what.as_str()), (Code::ConfigContradiction, "pool.numa_node"));
-    let peers: String = (0..64).map(|at| format!("[[peer]]\nname = \"p{at}\"\naddress = \"h:{at}\"\n")).collect();
+    let peers: String =
+        (0..64).map(|at| format!("[[peer]]\nname = \"p{at}\"\naddress = \"h:{}\"\n", at + 1)).collect();
     let peers = format!("[pool]\nsmall_receive = 256\nlarge_receive = 256\n{peers}");
     let refused = configuration(folder.path(), &peers).unwrap_err();
     assert_eq!((refused.code, refused.what.as_str()), (Code::ConfigField, "peer"));

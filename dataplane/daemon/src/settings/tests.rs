@@ -23,7 +23,7 @@ fn fixture() -> Fixture {
     let segment = ControlSegment::create(&ControlHeader { lanes: 2, ..ControlHeader::default() }).unwrap();
     let page = LanesPage::create().unwrap();
     let (stop, hold) = (Arc::new(Word::new(0)), Arc::new(Word::new(0)));
-    let (lanes, _, _, _, threads) = stub::lanes(2, &page, &stop, &hold);
+    let stub::StubLanes { lanes, threads, .. } = stub::lanes(2, &page, &stop, &hold);
     let allowed = Cores::allowed().unwrap();
     let limits = Limits { large_block_bytes: 256 << 10, lanes: 2, cores: allowed.0 };
     let start = StartSettings { settings: Settings::default(), generation: 3, ignored: None };
@@ -102,24 +102,19 @@ fn valid_snapshot_is_prepared_and_told_to_peers() {
 fn refused_snapshot_reaches_no_lane_and_says_why() {
     let mut fixture = fixture();
     let absent = (0..1024).rev().find(|core| !fixture.desk.allowed.has(*core)).unwrap();
-    let cases: [(u64, fn(&mut Settings, u64), Code, usize); 4] = [
-        (4, |settings, _| settings.set(Setting::SendMode, 9), Code::SettingRange, Setting::SendMode as usize),
-        (
-            5,
-            |settings, _| settings.set(Setting::ChunkBytes, 512 << 10),
-            Code::SettingBlockBytes,
-            Setting::ChunkBytes as usize,
-        ),
-        (
-            6,
-            |settings, core| settings.set_lane_core(1, Some(core)),
-            Code::SettingCoreAbsent,
-            LANE_CORE_WORD + 1,
-        ),
-        (7, |settings, _| settings.set_lane_core(2, Some(0)), Code::SettingLaneAbsent, LANE_CORE_WORD + 2),
+    let mut settings = [Settings::default(); 4];
+    settings[0].set(Setting::SendMode, 9);
+    settings[1].set(Setting::ChunkBytes, 512 << 10);
+    settings[2].set_lane_core(1, Some(absent));
+    settings[3].set_lane_core(2, Some(0));
+    let refusals = [
+        (Code::SettingRange, Setting::SendMode as usize),
+        (Code::SettingBlockBytes, Setting::ChunkBytes as usize),
+        (Code::SettingCoreAbsent, LANE_CORE_WORD + 1),
+        (Code::SettingLaneAbsent, LANE_CORE_WORD + 2),
     ];
-    for (generation, change, code, word) in cases {
-        fixture.publish(generation, |settings| change(settings, absent));
+    for (generation, (bad, (code, word))) in (4..).zip(settings.into_iter().zip(refusals)) {
+        fixture.publish(generation, |settings| *settings = bad);
         let answer = fixture.answer();
         assert_eq!((answer.prepared_generation, answer.refused_generation), (3, generation));
         assert_eq!((answer.refusal_code, answer.refusal_word as usize), (code.number(), word));
