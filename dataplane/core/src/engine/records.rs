@@ -199,7 +199,7 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
             transfer.receive.staged = false;
             transfer.receive.is_free = false;
             transfer.receive.reason = Reason::Replanned;
-            self.replan_chunks(index);
+            transfer.waiting_since = 0;
         } else {
             self.stop(index, Code::Replan, SIDE_REMOTE, now);
         }

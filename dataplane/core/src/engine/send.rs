@@ -93,12 +93,6 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
         transfer.chunk_bytes = bytes.max(1);
     }
 
-    /// The receive leg changed before the first chunk.
-    pub(super) fn replan_chunks(&mut self, index: u32) {
-        self.transfers[index as usize].waiting_since = 0;
-        self.fix_chunk_bytes(index);
-    }
-
     const fn send_quota(small_bytes: u64, transfer: &Transfer) -> Quota {
         if transfer.submission.bytes <= small_bytes { Quota::SmallSend } else { Quota::LargeSend }
     }
@@ -127,7 +121,6 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
         leg.reason = Reason::Pressure;
         transfer.waiting_since = 0;
         let bytes = transfer.submission.bytes;
-        self.fix_chunk_bytes(index);
         self.observe.add(Counter::Pressure, 1);
         self.event(EventCode::RoutePressure, Code::Ok, self.ticket(index), bytes, now);
         Visit::Made(0)
