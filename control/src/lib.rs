@@ -22,6 +22,7 @@ pub mod segment;
 pub mod server;
 pub mod text;
 pub mod transfer;
+pub mod view;
 pub mod writer;
 
 pub use server::{Bound, Control, StartError};

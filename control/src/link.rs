@@ -111,7 +111,9 @@ impl Link {
     }
 
     /// The state now.
-    #[must_use]
+    ///
+    /// # Errors
+    /// [`Detached`] while no dataplane is attached.
     pub fn state(&self) -> State {
         self.state.borrow().clone()
     }

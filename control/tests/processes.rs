@@ -304,7 +304,7 @@ fn command_says_where_it_looked() {
     let other = std::thread::spawn(move || {
         use std::io::Write;
         let (mut stream, _) = listener.accept().unwrap();
-        stream.read(&mut [0; 4096]).unwrap();
+        assert_ne!(stream.read(&mut [0; 4096]).unwrap(), 0);
         stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello").unwrap();
     });
     assert!(fails(&url, &["status"], 3).contains("no railhead-control"));

@@ -52,6 +52,9 @@ fn node(page: &mut Page, segment: &Segment) {
     page.one("pool_bytes", "gauge", "bytes of all staging arenas", header.pool_bytes);
 }
 
+/// A figure of a lane: name, help, value.
+type Figure = (&'static str, &'static str, fn(&LaneStatus) -> u64);
+
 fn lanes(page: &mut Page, segment: &Segment) {
     let status: Vec<LaneStatus> = (0..segment.lanes()).map(|lane| segment.lane_status(lane)).collect();
     for counter in Counter::ALL {
@@ -60,7 +63,7 @@ fn lanes(page: &mut Page, segment: &Segment) {
             page.line(counter.name(), &[("lane", &lane)], segment.counter(lane, *counter));
         }
     }
-    let gauges: [(&str, &str, fn(&LaneStatus) -> u64); 6] = [
+    let gauges: [Figure; 6] = [
         ("lane_generation", "generation of the settings that the lane applies", |lane| lane.acknowledged),
         ("lane_running", "1 while the lane is sealed and runs", |lane| {
             u64::from(lane.state == railhead_abi::segment::LANE_SEALED)
@@ -76,7 +79,7 @@ fn lanes(page: &mut Page, segment: &Segment) {
             page.line(name, &[("lane", &lane)], value(status));
         }
     }
-    let counters: [(&str, &str, fn(&LaneStatus) -> u64); 2] = [
+    let counters: [Figure; 2] = [
         ("minor_faults_total", "minor page faults of the lane's thread since the seal", |lane| {
             lane.minor_faults
         }),

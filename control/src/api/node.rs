@@ -15,7 +15,7 @@ use crate::patch::value_json;
 use crate::problem::Problem;
 use crate::segment::Segment;
 use crate::text;
-use crate::writer::unix_ns;
+use crate::view::unix_ns;
 
 pub(super) async fn node(State(api): State<Api>, query: Raw) -> Result<Body<Json>, Problem> {
     Params::new(query, &[])?;

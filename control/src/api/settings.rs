@@ -17,7 +17,8 @@ use super::params::{Params, Raw, malformed};
 use crate::patch;
 use crate::problem::Problem;
 use crate::text;
-use crate::writer::{Change, Changed, Edit, Pending, View};
+use crate::view::{Pending, View};
+use crate::writer::{Change, Changed, Edit};
 
 /// How long a change may take until it is answered with 202, if the request does not say.
 const TIMEOUT_MS: u64 = 2000;

@@ -217,17 +217,16 @@ fn run_settings(words: &Words, shape: ControlShape, behaviour: &Mutex<Behaviour>
         let (prepared, refused) = (&words[ControlShape::PREPARED], &words[ControlShape::PREPARED + 1]);
         let seen = prepared.load_acquire().max(refused.load_acquire());
         let mut settings = Settings { words: [0; SETTINGS_WORDS] };
-        if !behaviour.mute && reader.generation() > seen {
-            if let Ok(generation) = reader.read(&mut settings.words, 100) {
-                if behaviour.refuse > 0 {
-                    behaviour.refuse -= 1;
-                    let (code, word) = behaviour.refusal;
-                    words[ControlShape::PREPARED + 2].store_relaxed(u64::from(code) | u64::from(word) << 32);
-                    refused.store_release(generation);
-                } else {
-                    behaviour.prepared.push((generation, settings));
-                    prepared.store_release(generation);
-                }
+        let newer = !behaviour.mute && reader.generation() > seen;
+        if let Some(Ok(generation)) = newer.then(|| reader.read(&mut settings.words, 100)) {
+            if behaviour.refuse > 0 {
+                behaviour.refuse -= 1;
+                let (code, word) = behaviour.refusal;
+                words[ControlShape::PREPARED + 2].store_relaxed(u64::from(code) | u64::from(word) << 32);
+                refused.store_release(generation);
+            } else {
+                behaviour.prepared.push((generation, settings));
+                prepared.store_release(generation);
             }
         }
         for lane in (0..shape.lanes).filter(|lane| !behaviour.stalled.contains(lane)) {
