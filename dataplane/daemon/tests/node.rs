@@ -1,5 +1,7 @@
 //! Whole nodes in this process, with real lanes: coming up, being looked at, being refused, going down.
 
+#![allow(clippy::unwrap_used, reason = "a helper that fails fails its test")]
+
 use std::fs;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
@@ -135,7 +137,7 @@ fn hugepages_that_are_required_and_not_there_are_refused() {
     drop(plan(folder.path(), "a", 0, "").unwrap());
     // 512 GiB: more than machines that run tests have reserved.
     let config = "[node]\nname = \"a\"\nstate_dir = \"a\"\n\
-        [pool]\nlarge_bytes = 1073741824\nlarge_send = 256\nlarge_receive = 256\nhugepages = \"require\"\n\
+        [pool]\nlarge_bytes = 67108864\nlarge_send = 4096\nlarge_receive = 4096\nhugepages = \"require\"\n\
         [fabric]\nlisten = \"127.0.0.1:0\"\nkey_file = \"cluster.key\"\n";
     let plan = Plan::new(Config::parse(&folder.path().join("a.toml"), config).unwrap()).unwrap();
     let refused = Node::start(&plan).unwrap_err();
