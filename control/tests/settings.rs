@@ -454,6 +454,22 @@ async fn saved_settings_that_are_refused_leave_what_runs() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn saved_settings_that_do_not_fit_stay_in_their_file() {
+    let home = Home::new();
+    let mut settings = Settings::default();
+    settings.set_lane_core(0, Some(900));
+    let saved = settings_file::Saved { generation: 9, author: "x".to_owned(), unix_ns: 1, settings };
+    settings_file::save(&home.config.node.state_dir, &saved).unwrap();
+    // A dataplane that ignored them counts on from their generation.
+    let fake = home.fake(0xaaaa, Some((10, Settings::default())));
+    let rest = home.control();
+    rest.attached(0xaaaa).await;
+    assert_eq!((fake.published(), fake.behaviour().prepared.len()), ((10, Settings::default()), 0));
+    assert_eq!(settings_file::load(&home.config.node.state_dir).unwrap(), Some(saved));
+    assert_eq!(rest.patch("/v1/settings", &staged()).await.json()["generation"], 11);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn second_control_is_refused_with_the_holder() {
     let home = Home::new();
     let (_fake, first) = ready(&home).await;

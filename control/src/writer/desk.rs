@@ -239,8 +239,10 @@ impl Desk {
         self.bound = Some(Bound { cell, view, unsettled: None });
         let last = self.last_generation;
         self.last_generation = last.max(generation);
+        self.drop_unusable(attachment);
         // A control before this one may have published and died before it saved: then the cell is newer than the file.
-        if first && found.is_some() && generation > last.max(1) {
+        let readable = self.wanted.is_some() || last == 0;
+        if first && readable && found.is_some() && generation > last.max(1) {
             self.show();
             return self.accept(Json::Array(Vec::new()));
         }
@@ -260,6 +262,17 @@ impl Desk {
             return None;
         }
         self.republish(&wanted.settings, wanted.author)
+    }
+
+    /// Saved settings that this dataplane cannot have (another machine, a smaller pool) are left in their file and not
+    /// used: it has ignored them, too.
+    fn drop_unusable(&mut self, attachment: &Attachment) {
+        let Some(wanted) = &self.wanted else { return };
+        if let Err(problem) = patch::validate(&wanted.settings, &attachment.segment.limits()) {
+            let (code, field) = (problem.code.name(), problem.field.unwrap_or_default());
+            tracing::error!(code, field, "the saved settings do not fit this dataplane: {}", problem.detail);
+            self.wanted = None;
+        }
     }
 
     /// Publishes by itself what shall be true; if the dataplane refuses it, what it runs stays. Returns what to save.
