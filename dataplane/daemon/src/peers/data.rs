@@ -5,7 +5,7 @@
 //! of an earlier one was still under way has landed or never will, before anything of the new one can.
 
 use std::os::fd::OwnedFd;
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -17,13 +17,15 @@ use railhead_core::port::ConnectionIndex;
 use railhead_core::tables::{ConnectionInfo, Role};
 use railhead_tcp::channel::{DataKnock, dial_data};
 
-use super::directory::Directory;
+use super::directory::{Directory, Link};
 use super::{HANDSHAKE_MAX, HEARTBEAT, Peers};
 use crate::lane::connections::{self, Map};
 use crate::lane::mail::Command;
 
 /// How long the end of a connection may take on its lane.
 const CLOSE_MAX: Duration = Duration::from_secs(2);
+/// How long after the end of a channel transfers wait for the next one before they end with `peer_down`.
+const GRACE: Duration = Duration::from_secs(1);
 /// How long a data connection may be ahead of the channel that vouches for it.
 const LIVE_WITHIN: Duration = Duration::from_millis(500);
 
@@ -126,13 +128,12 @@ impl Directory {
         }
     }
 
-    /// Ends all our connections to a peer; transfers on them end, those that wait are told that it is down.
+    /// Ends all our connections to a peer, and the transfers on them. Those that wait want new ones: see [`GRACE`].
     pub(super) fn close_ours(&self, slot: u32, cause: Code) {
         for lane in 0..self.lanes.count() {
             for connection in connections::of_peer(slot) {
                 // Nothing is up there if this is refused.
                 let _ = self.lanes.call(lane, Command::CloseConnection { connection, cause });
-                let _ = self.lanes.call(lane, Command::RefuseConnection { connection });
             }
         }
     }
@@ -160,7 +161,7 @@ impl Peers {
         let Wanted { lane, connection } = wanted;
         let directory = &self.registrar.peers;
         let peer = directory.get(slot);
-        let link = peer.link().ok_or(Code::PeerDown)?;
+        let link = self.link_within(slot, GRACE).ok_or(Code::PeerDown)?;
         let class = directory.map.class_of(connection).ok_or(Code::ProtocolViolation)?;
         let number = u32::try_from(lane).map_err(|_| Code::ProtocolViolation)?;
         let target_lane = number % link.hello.lanes.max(1);
@@ -185,6 +186,19 @@ impl Peers {
             directory.lanes.call(lane, Command::CloseConnection { connection, cause: Code::PeerDown })?;
         }
         Ok(())
+    }
+
+    /// The live channel of a peer, waited for if it ended less than `grace` ago.
+    fn link_within(&self, slot: u32, grace: Duration) -> Option<Arc<Link>> {
+        let peer = self.registrar.peers.get(slot);
+        loop {
+            let link = peer.link();
+            let is_recent = peer.down_since().is_some_and(|since| since.elapsed() < grace);
+            if link.is_some() || !is_recent || self.is_stopping() {
+                return link;
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
     }
 
     /// A data connection that a peer dialled.

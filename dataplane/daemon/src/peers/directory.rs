@@ -76,6 +76,8 @@ struct PeerState {
     closes: Vec<Key>,
     /// Its receive plan, since it last came up.
     plan: Option<Plan>,
+    /// When its last channel ended.
+    down_since: Option<Instant>,
     status: PeerStatus,
 }
 
@@ -108,6 +110,7 @@ impl Peer {
             incarnation: 0,
             closes: Vec::new(),
             plan: None,
+            down_since: None,
             status,
         };
         let (name, address) = (name.to_owned(), address.to_owned());
@@ -192,12 +195,18 @@ impl Peer {
         let mut state = self.state();
         if state.link.take().is_some() {
             state.status.downs += 1;
+            state.down_since = Some(Instant::now());
         }
         state.pending.opens.clear();
         state.pending.withdrawals.clear();
         state.status.state = PEER_DOWN;
         state.status.cause = cause.number();
         write_peer(&self.words, &state.status);
+    }
+
+    /// When its last channel ended, if it had one.
+    pub(super) fn down_since(&self) -> Option<Instant> {
+        self.state().down_since
     }
 
     /// Notes why it cannot be reached; true if that is news.
