@@ -8,6 +8,9 @@ use railhead_system::{Cluster, Node, NodeConfig, procfs};
 use support::*;
 
 const BYTES: u64 = 24 << 20;
+/// What the tcp fabric may read into memory of its own behind a small frame, to save calls while frames are small. Large
+/// frames are read straight to their places, so it is the beginning of a transfer at most.
+const READ_AHEAD_BYTES: u64 = 64 << 10;
 
 /// Bytes of calls in one direction that lay in the mapping of the region, and elsewhere.
 fn split(calls: &[Call], out: bool, node: &Node, region: &Region) -> (u64, u64) {
@@ -26,16 +29,22 @@ fn split(calls: &[Call], out: bool, node: &Node, region: &Region) -> (u64, u64) 
     (inside, outside)
 }
 
-/// Bytes of pieces that lie in one mapping, the one that has most: the arena, where blocks are used.
-fn in_one_mapping(calls: &[Call], out: bool, node: &Node) -> u64 {
-    procfs::mappings(node.dataplane_pid())
-        .iter()
-        .map(|mapping| {
-            let pieces = calls.iter().filter(|call| call.out == out).flat_map(|call| &call.pieces);
-            pieces.filter(|(address, bytes)| mapping.holds(*address, *bytes)).map(|(_, bytes)| bytes).sum()
-        })
-        .max()
-        .unwrap_or(0)
+/// Bytes of pieces that lie in one stretch of memory, the one that has most: the arena, where blocks are used.
+fn in_one_stretch(calls: &[Call], out: bool, node: &Node) -> u64 {
+    let pieces: Vec<&(u64, u64)> = calls.iter().filter(|call| call.out == out).flat_map(|call| &call.pieces).collect();
+    let mut stretches: Vec<(u64, u64)> = Vec::new();
+    for mapping in procfs::mappings(node.dataplane_pid()) {
+        // The kernel may list one arena as several.
+        match stretches.last_mut() {
+            Some((_, end)) if *end == mapping.start => *end = mapping.end,
+            _ => stretches.push((mapping.start, mapping.end)),
+        }
+    }
+    let bytes_in = |(start, end): &(u64, u64)| {
+        let inside = pieces.iter().filter(|(address, bytes)| address >= start && address + bytes <= *end);
+        inside.map(|(_, bytes)| bytes).sum()
+    };
+    stretches.iter().map(bytes_in).max().unwrap_or(0)
 }
 
 fn traced(send_leg: Leg, receive_leg: Leg) {
@@ -60,15 +69,17 @@ fn traced(send_leg: Leg, receive_leg: Leg) {
     ] {
         let (inside, outside) = split(calls, out, node, region);
         let name = &node.config.name;
+        let least = if out { BYTES } else { BYTES - READ_AHEAD_BYTES };
         assert!(inside + outside >= BYTES, "{name}: only {inside} + {outside} bytes were seen");
         if leg == Leg::DIRECT {
-            assert_eq!(inside, BYTES, "{name}: all data straight from or to the region, {outside} bytes elsewhere");
+            assert!(inside >= least, "{name}: {inside} of {BYTES} bytes straight from or to the region, {outside} elsewhere");
+            assert!(inside <= BYTES, "{name}: {inside} bytes");
             // Heads and records; not a second copy of the data.
             assert!(outside < BYTES / 10, "{name}: {outside} bytes beside the region");
         } else {
             assert_eq!(inside, 0, "{name}: staged data must not go straight from or to the region");
-            let staged = in_one_mapping(calls, out, node);
-            assert!(staged >= BYTES, "{name}: {staged} bytes of {BYTES} in the arena");
+            let staged = in_one_stretch(calls, out, node);
+            assert!(staged >= least, "{name}: {staged} bytes of {BYTES} in the arena");
         }
     }
     drop((port, source, destination));

@@ -139,7 +139,9 @@ fn change_receive(rest: &Rest, number: u64) -> Rule {
 
 #[test]
 fn a_thousand_changes_under_load() {
-    let two_lanes = NodeConfig { lanes: 2, ..NodeConfig::new("a") };
+    // In mode auto a transfer may take the other leg under pressure; here the rules alone shall decide.
+    let settings = "pressure_wait_us = 10_000_000\n".to_owned();
+    let two_lanes = NodeConfig { lanes: 2, settings, ..NodeConfig::new("a") };
     let cluster = Cluster::start(vec![two_lanes, NodeConfig::new("b")]);
     let (sender, receiver) = (attach(cluster.a(), "sender", 2), attach(cluster.b(), "receiver", 1));
     let (source, _destination) = (region(&sender, "", REGION_BYTES), region(&receiver, "destination", REGION_BYTES));
@@ -156,6 +158,8 @@ fn a_thousand_changes_under_load() {
     publish(&rest.get("/v1/settings").expect(200).json);
     let (stop, stopped) = channel();
     std::thread::scope(|scope| {
+        // Goes with this closure, so that the load ends when something here fails.
+        let stop = stop;
         let (source, remote, published) = (&source, &remote, &published);
         let load = scope.spawn(move || load(&mut busy, source, remote, published, &stopped));
         let mut previous = 0;
@@ -323,6 +327,7 @@ fn a_lane_moves_to_another_core_under_load() {
     let tid = lane_tids(cluster.a())[0];
     let (stop, stopped) = channel::<()>();
     std::thread::scope(|scope| {
+        let stop = stop;
         let (source, remote) = (&source, &remote);
         let load = scope.spawn(move || {
             let mut done = 0_u64;

@@ -11,8 +11,12 @@ pub(crate) struct Need {
     pub(crate) refused: &'static str,
 }
 
-const STRACE: Need =
-    Need { program: "strace", arguments: &["-e", "trace=none", "true"], refused: "ptrace is restricted" };
+/// Two sparse regions of a little more than 4 GiB that fill up.
+const MEMORY: Need = Need {
+    program: "awk",
+    arguments: &["/^MemAvailable:/ { exit $2 < 10 * 1024 * 1024 }", "/proc/meminfo"],
+    refused: "less than 10 GiB of memory are free",
+};
 
 /// One command of a stage.
 #[derive(Debug)]
@@ -113,37 +117,46 @@ pub(crate) const STAGES: &[Stage] = &[
         "seal",
         600,
         &[],
-        &[test(&["cargo", "test", "--package", "railhead-system", "--release", "seal"])],
+        &[test(&["cargo", "test", "--package", "railhead-system", "--test", "seal"])],
     ),
     system(
         "two-node",
         600,
         &[],
-        &[test(&["cargo", "test", "--package", "railhead-system", "--release", "--test", "two_node"])],
+        &[test(&["cargo", "test", "--package", "railhead-system", "--test", "two_node"])],
     ),
     system(
-        "strace-direct",
+        "two-node-large",
         300,
-        &[STRACE],
-        &[test(&["cargo", "test", "--package", "railhead-system", "--release", "--test", "strace_direct"])],
+        &[MEMORY],
+        &[test(&["cargo", "test", "--package", "railhead-system", "--test", "large"])],
+    ),
+    system(
+        "direct-addresses",
+        300,
+        &[],
+        &[
+            test(&["cargo", "test", "--package", "railhead-system", "--lib"]),
+            test(&["cargo", "test", "--package", "railhead-system", "--test", "direct_addresses"]),
+        ],
     ),
     system(
         "kill-restart",
         600,
         &[],
-        &[test(&["cargo", "test", "--package", "railhead-system", "--release", "--test", "kill_restart"])],
+        &[test(&["cargo", "test", "--package", "railhead-system", "--test", "kill_restart"])],
     ),
     system(
         "settings",
         600,
         &[],
-        &[test(&["cargo", "test", "--package", "railhead-system", "--release", "--test", "settings"])],
+        &[test(&["cargo", "test", "--package", "railhead-system", "--test", "settings"])],
     ),
     system(
         "configs",
         300,
         &[],
-        &[test(&["cargo", "test", "--package", "railhead-system", "--release", "--test", "configs"])],
+        &[test(&["cargo", "test", "--package", "railhead-system", "--test", "configs"])],
     ),
     system("demo", 300, &[], &[run(&["ops/demo"])]),
 ];

@@ -7,10 +7,13 @@ use super::*;
 #[test]
 fn addresses_and_bytes_of_another_process_are_seen() {
     let mut child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-    let tracer = Tracer::attach(child.id());
     let mut stdin = child.stdin.take().unwrap();
-    stdin.write_all(&[7; 5000]).unwrap();
     let mut back = [0; 5000];
+    // Only once it is at work: its loader reads as well.
+    stdin.write_all(&[1]).unwrap();
+    child.stdout.as_mut().unwrap().read_exact(&mut back[..1]).unwrap();
+    let tracer = Tracer::attach(child.id());
+    stdin.write_all(&[7; 5000]).unwrap();
     child.stdout.as_mut().unwrap().read_exact(&mut back).unwrap();
     assert_eq!(back, [7; 5000]);
     let maps = procfs::mappings(child.id());

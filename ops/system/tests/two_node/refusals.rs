@@ -231,12 +231,14 @@ fn refused_raw(node: &Node, file: std::os::fd::OwnedFd, bytes: u64) -> Code {
 fn sessions_above_the_most_are_refused_and_their_slots_come_back() {
     let config = NodeConfig { sessions: 3, ..NodeConfig::new("a") };
     let cluster = Cluster::start(vec![config]);
-    let options = AttachOptions::default();
-    let attach = || Session::attach(cluster.a().session_socket(), &options);
-    let mut sessions: Vec<Session> = (0..3).map(|_| attach().unwrap()).collect();
-    assert_eq!(refusal(attach()), Code::SessionsFull);
+    let attach = |number: u32| {
+        let name = format!("session-{number}");
+        Session::attach(cluster.a().session_socket(), &AttachOptions { name: &name, ..AttachOptions::default() })
+    };
+    let mut sessions: Vec<Session> = (0..3).map(|number| attach(number).unwrap()).collect();
+    assert_eq!(refusal(attach(3)), Code::SessionsFull);
     sessions.pop();
-    let again = until("a slot comes back", LIMIT, || attach().ok());
+    let again = until("a slot comes back", LIMIT, || attach(4).ok());
     drop((sessions, again));
     cluster.stop();
 }
