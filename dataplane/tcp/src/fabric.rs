@@ -40,10 +40,10 @@ pub struct TcpConfig {
     pub slice_bytes: u32,
     /// The most that one send call takes.
     pub coalesce_bytes: u32,
-    /// Size of each socket's send buffer, as for `SO_SNDBUF` (the kernel doubles it and caps it at `wmem_max`); 0 leaves
-    /// it to the kernel.
+    /// Size of each socket's send buffer, as for `SO_SNDBUF`. 0 leaves it to the kernel, which is the default: a size set
+    /// here is capped at `wmem_max` (208 KiB on many systems), and turns the kernel's own tuning up to `tcp_wmem` off.
     pub send_buffer_bytes: u32,
-    /// Size of each socket's receive buffer, as for `SO_RCVBUF`; 0 leaves it to the kernel.
+    /// Size of each socket's receive buffer, as for `SO_RCVBUF`; 0 leaves it to the kernel, for the same reason.
     pub receive_buffer_bytes: u32,
 }
 
@@ -58,8 +58,8 @@ impl Default for TcpConfig {
             write_bytes_max: 64 << 20,
             slice_bytes: 128 << 10,
             coalesce_bytes: 256 << 10,
-            send_buffer_bytes: 1 << 20,
-            receive_buffer_bytes: 1 << 20,
+            send_buffer_bytes: 0,
+            receive_buffer_bytes: 0,
         }
     }
 }
@@ -165,6 +165,7 @@ impl Busy {
 /// `slice_bytes`, and one poll ends after about `slice_bytes` in all. Which sockets are ready is learnt from an epoll set
 /// of the fabric's own, so idle connections cost nothing. The lane may sleep on that set ([`AsFd`]) while
 /// [`TcpFabric::may_sleep`].
+/// Made anywhere, then moved to its lane's thread.
 #[derive(Debug)]
 pub struct TcpFabric {
     config: TcpConfig,
@@ -177,6 +178,11 @@ pub struct TcpFabric {
     looked_at: Nanos,
     polls_since_look: u32,
 }
+
+const _: () = {
+    const fn is_send<T: Send>() {}
+    is_send::<TcpFabric>();
+};
 
 impl TcpFabric {
     /// A fabric without connections and memory. Allocates all that it ever needs.
@@ -298,17 +304,17 @@ impl TcpFabric {
         self.looked_at = now;
         self.polls_since_look = 0;
         self.shared.counters.looks += 1;
-        self.ready.look();
-        for readiness in self.ready.found() {
-            let Ok(at) = usize::try_from(readiness.token) else { continue };
-            let Some(connection) = self.connections.get_mut(at) else { continue };
+        let (connections, busy) = (&mut self.connections, &mut self.busy);
+        self.ready.look(|readiness| {
+            let Ok(at) = usize::try_from(readiness.token) else { return };
+            let Some(connection) = connections.get_mut(at) else { return };
             connection.inbound.readable |= readiness.readable;
             connection.inbound.ending |= readiness.ended;
             if readiness.writable {
                 connection.outbound.blocked = false;
             }
-            self.busy.set(at, connection.wants_visit());
-        }
+            busy.set(at, connection.wants_visit());
+        });
     }
 
     /// Makes at most one send call on a connection. Returns the bytes that it moved.

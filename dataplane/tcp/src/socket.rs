@@ -1,5 +1,6 @@
 //! The system calls on data sockets. All non-blocking; each moves a bounded number of bytes.
 
+use core::mem::MaybeUninit;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
@@ -137,8 +138,8 @@ pub(crate) fn receive(socket: BorrowedFd<'_>, pieces: &mut Pieces) -> Moved {
 
 /// Makes a socket fit for a lane.
 ///
-/// No delay: frames are gathered here, and a small one must leave at once. Buffers of a stated size: the kernel's own
-/// tuning starts small on every connection, and it lets a buffer grow past the caches.
+/// No delay: frames are gathered here, and a small one must leave at once. No `TCP_QUICKACK`: answers come as records,
+/// which carry the acknowledgement.
 pub(crate) fn prepare(socket: BorrowedFd<'_>, send_bytes: u32, receive_bytes: u32) -> io::Result<()> {
     rustix::io::ioctl_fionbio(socket, true)?;
     // Not for Unix sockets, which tests use.
@@ -166,27 +167,14 @@ pub(crate) struct Readiness {
 }
 
 /// The set of all sockets of a fabric, told of changes only (edge-triggered).
+#[derive(Debug)]
 pub(crate) struct ReadySet {
     epoll: OwnedFd,
-    events: Box<[epoll::Event]>,
-    count: usize,
-}
-
-impl core::fmt::Debug for ReadySet {
-    fn fmt(&self, formatter: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        formatter
-            .debug_struct("ReadySet")
-            .field("epoll", &self.epoll)
-            .field("count", &self.count)
-            .finish_non_exhaustive()
-    }
 }
 
 impl ReadySet {
     pub(crate) fn new() -> io::Result<Self> {
-        let nothing = epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        Ok(Self { epoll, events: vec![nothing; READY_MAX].into(), count: 0 })
+        Ok(Self { epoll: epoll::create(epoll::CreateFlags::CLOEXEC)? })
     }
 
     pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
@@ -208,23 +196,20 @@ impl ReadySet {
     }
 
     /// Looks, without waiting, what has changed since the last look. Takes about 100 ns when nothing has.
-    pub(crate) fn look(&mut self) {
+    pub(crate) fn look(&self, mut found: impl FnMut(Readiness)) {
+        let mut events = [const { MaybeUninit::<epoll::Event>::uninit() }; READY_MAX];
         let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
-        self.count = epoll::wait(&self.epoll, &mut self.events[..], Some(&now)).unwrap_or(0);
-    }
-
-    /// What the last look found.
-    pub(crate) fn found(&self) -> impl Iterator<Item = Readiness> + '_ {
-        self.events[..self.count].iter().map(|event| {
+        let Ok((events, _)) = epoll::wait(&self.epoll, &mut events[..], Some(&now)) else { return };
+        for event in events {
             let flags = event.flags;
             let ended =
                 flags.intersects(epoll::EventFlags::RDHUP | epoll::EventFlags::HUP | epoll::EventFlags::ERR);
-            Readiness {
+            found(Readiness {
                 token: event.data.u64(),
                 readable: ended || flags.contains(epoll::EventFlags::IN),
                 writable: ended || flags.contains(epoll::EventFlags::OUT),
                 ended,
-            }
-        })
+            });
+        }
     }
 }
