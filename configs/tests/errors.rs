@@ -259,3 +259,51 @@ fn key_file_is_private_and_well_formed() {
     let config = Config::check(&file).unwrap();
     assert_eq!(config.fabric.read_key().unwrap()[..3], [0x01, 0x23, 0x45]);
 }
+
+#[test]
+fn no_damage_to_a_file_is_worse_than_an_error() {
+    // A fixed sequence, so that a failure comes again.
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut random = move |below: usize| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        usize::try_from(state % below as u64).unwrap()
+    };
+    let pieces = [
+        "=",
+        "[",
+        "]",
+        "\"",
+        "\n",
+        "#",
+        ".",
+        "-1",
+        "99999999999999999999",
+        "{}",
+        "[[peer]]",
+        "true",
+        "ä",
+        "\u{0}",
+    ];
+    let mut refused = 0;
+    for _ in 0..3000 {
+        let mut text: Vec<char> = GOOD.chars().collect();
+        for _ in 0..=random(3) {
+            let at = random(text.len());
+            match random(3) {
+                0 => drop(text.drain(at..(at + 1 + random(8)).min(text.len()))),
+                1 => drop(text.splice(at..at, pieces[random(pieces.len())].chars())),
+                _ => text[at] = char::from(u8::try_from(32 + random(95)).unwrap()),
+            }
+        }
+        let text: String = text.into_iter().collect();
+        if let Err(error) = Config::parse(Path::new("/etc/x.toml"), &text) {
+            refused += 1;
+            let lines = text.split('\n').count();
+            assert!(error.line.is_none_or(|line| (1..=lines).contains(&line)), "{error}\n{text}");
+            assert!(!error.what.contains('\n') && !error.remedy.is_empty(), "{error}");
+        }
+    }
+    assert!(refused > 1000, "{refused}");
+}

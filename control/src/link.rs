@@ -164,11 +164,8 @@ fn run(path: &Path, writer: &Writer, sender: &watch::Sender<State>, stop: &Stop)
                 if !stop.enter(Some(Arc::clone(&attachment))) {
                     return;
                 }
-                tracing::info!(
-                    pid = attachment.pid,
-                    incarnation = attachment.incarnation(),
-                    "attached to the dataplane"
-                );
+                let incarnation = crate::text::hex(attachment.incarnation());
+                tracing::info!(pid = attachment.pid, incarnation, "attached to the dataplane");
                 writer.attach(&attachment);
                 drop(sender.send_replace(Ok(Arc::clone(&attachment))));
                 let what = until_closed(&attachment);

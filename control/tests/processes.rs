@@ -7,6 +7,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use railhead_abi::Code;
@@ -28,6 +29,49 @@ impl Drop for Server {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// What a process writes, read to the end so that it never blocks on it.
+struct Lines(mpsc::Receiver<String>);
+
+impl Lines {
+    fn of(pipe: impl Read + Send + 'static) -> Self {
+        let (sender, receiver) = mpsc::channel();
+        std::thread::spawn(move || {
+            for line in BufReader::new(pipe).lines().map_while(Result::ok) {
+                // Nobody may be interested any more.
+                drop(sender.send(line));
+            }
+        });
+        Self(receiver)
+    }
+
+    /// The next line; fails the test when none comes.
+    fn next(&self) -> String {
+        self.0.recv_timeout(PATIENCE).expect("one more line in time")
+    }
+}
+
+/// Runs a command to its end; kills it and fails the test when that does not come.
+fn output(command: &mut Command) -> Output {
+    let mut child =
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    ended(&mut child);
+    child.wait_with_output().unwrap()
+}
+
+fn ended(child: &mut Child) -> Option<i32> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            return status.code();
+        }
+        if Instant::now() > deadline {
+            child.kill().unwrap();
+            panic!("the process does not end");
+        }
+        std::thread::sleep(Duration::from_millis(2));
     }
 }
 
@@ -69,27 +113,21 @@ impl Node {
         let child = self.control().stdout(Stdio::null()).spawn().unwrap();
         // Owned from here on, so that it is killed whatever fails below.
         let mut server = Server { child, url: String::new() };
-        let mut lines = BufReader::new(server.child.stderr.take().unwrap()).lines();
+        let lines = Lines::of(server.child.stderr.take().unwrap());
         while server.url.is_empty() {
-            let line = lines.next().expect("control serves").unwrap();
+            let line = lines.next();
             if line.contains("serving") {
                 let (_, url) = line.split_once("url=\"").unwrap_or_else(|| panic!("{line}"));
                 server.url = url.trim_end_matches('"').to_owned();
             }
         }
-        // Its log is read to the end, so that it never blocks on it.
-        std::thread::spawn(move || lines.for_each(drop));
         server
     }
 }
 
 fn railhead(url: &str, arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_railhead"))
-        .args(["--url", url])
-        .args(arguments)
-        .env("USER", "ada")
-        .output()
-        .unwrap()
+    let mut command = Command::new(env!("CARGO_BIN_EXE_railhead"));
+    output(command.args(["--url", url]).args(arguments).env("USER", "ada"))
 }
 
 #[track_caller]
@@ -322,7 +360,7 @@ fn control_serves_a_unix_socket_and_cleans_up() {
     assert_eq!(std::fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
     assert!(succeeds(&server.url, &["status"]).contains("node fake"));
     // A second control of the same configuration finds the socket in use.
-    let second = node.control().output().unwrap();
+    let second = output(&mut node.control());
     assert_eq!(second.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&second.stderr).contains("port_taken"));
     let mut follower = Command::new(env!("CARGO_BIN_EXE_railhead"))
@@ -338,9 +376,9 @@ fn control_serves_a_unix_socket_and_cleans_up() {
         rustix::process::Signal::TERM,
     )
     .unwrap();
-    assert!(server.child.wait().unwrap().success());
+    assert_eq!(ended(&mut server.child), Some(0));
     assert!(since.elapsed() < Duration::from_secs(3), "an open stream does not hold up the stop");
-    assert_eq!(follower.wait().unwrap().code(), Some(3));
+    assert_eq!(ended(&mut follower), Some(3));
     assert!(!socket.exists());
 }
 
@@ -354,12 +392,12 @@ fn followed_events_come_as_they_happen() {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    let mut lines = BufReader::new(follower.stdout.take().unwrap()).lines();
+    let lines = Lines::of(follower.stdout.take().unwrap());
     for name in ["first", "second"] {
         let entry =
             EventEntry { event: EventCode::PeerUp as u16, text: text_words(name), ..EventEntry::default() };
         fake.add_event(&entry);
-        let line = lines.next().unwrap().unwrap();
+        let line = lines.next();
         assert!(line.ends_with(&format!("a peer is connected: incarnation 0x0, name {name}")), "{line}");
     }
     follower.kill().unwrap();
@@ -369,7 +407,7 @@ fn followed_events_come_as_they_happen() {
 #[test]
 fn control_refuses_to_start_with_a_reason() {
     let refused = |node: &Node, part: &str| {
-        let output = node.control().output().unwrap();
+        let output = output(&mut node.control());
         let error = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(1), "{error}");
         assert!(error.contains(part) && error.contains("remedy: "), "{error}");
@@ -390,13 +428,13 @@ fn control_refuses_to_start_with_a_reason() {
 #[test]
 fn check_validates_only() {
     let node = Node::new("127.0.0.1:0");
-    let output = node.control().arg("--check").output().unwrap();
-    assert!(output.status.success());
-    assert!(String::from_utf8_lossy(&output.stdout).contains("valid configuration of node a"));
+    let checked = output(node.control().arg("--check"));
+    assert!(checked.status.success());
+    assert!(String::from_utf8_lossy(&checked.stdout).contains("valid configuration of node a"));
     assert!(!Path::new(&node.path("state/settings.json")).exists());
     std::fs::write(node.path("node.toml"), "[node]\nnam = \"a\"\n").unwrap();
-    let output = node.control().arg("--check").output().unwrap();
-    assert_eq!(output.status.code(), Some(1));
-    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    let checked = output(node.control().arg("--check"));
+    assert_eq!(checked.status.code(), Some(1));
+    let error = String::from_utf8_lossy(&checked.stderr).into_owned();
     assert!(error.contains("node.toml:2: node.nam: no such field; did you mean `name`?"), "{error}");
 }

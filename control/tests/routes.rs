@@ -376,3 +376,16 @@ async fn without_a_dataplane_every_route_says_so() {
     assert!(rest.get("/metrics").await.text.contains("railhead_up 0\n"));
     assert_eq!(rest.control.first_attempt(support::PATIENCE).await.map_err(|error| error.code), Ok(()));
 }
+
+#[test]
+fn readme_lists_every_route() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let code = std::fs::read_to_string(folder.join("src/api.rs")).unwrap();
+    let readme = std::fs::read_to_string(folder.join("README.md")).unwrap();
+    let routes: Vec<&str> =
+        code.lines().filter_map(|line| line.trim().strip_prefix(".route(\"")?.split('"').next()).collect();
+    assert!(routes.len() >= 12, "{routes:?}");
+    for route in routes {
+        assert!(readme.contains(&format!("{route}`")), "README.md does not list {route}");
+    }
+}

@@ -413,6 +413,22 @@ async fn cell_of_a_control_that_died_while_writing_is_put_right() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn refused_snapshot_that_a_dead_control_left_is_replaced() {
+    let home = Home::new();
+    let fake = home.first_fake();
+    {
+        let mut behaviour = fake.behaviour();
+        (behaviour.refuse, behaviour.refusal) = (1, (Code::SettingRange.number(), 0));
+    }
+    fake.publish(2, &settings_with(Setting::SendMode, 2));
+    until("refused", || fake.behaviour().refuse == 0).await;
+    let rest = home.control();
+    rest.attached(0xaaaa).await;
+    assert_eq!(fake.published(), (3, Settings::default()));
+    assert_eq!(rest.get("/v1/settings").await.json()["settings"]["send"]["mode"], "auto");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn configuration_counts_until_something_is_changed() {
     let home = Home::with("pipeline_depth = 5\n");
     let configured = settings_with(Setting::PipelineDepth, 5);

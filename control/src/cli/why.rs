@@ -29,8 +29,10 @@ pub(crate) async fn list(client: &Client, wanted: &Transfers, json: bool) -> Res
         ("receive", Side::Left),
         ("took", Side::Right),
         ("outcome", Side::Left),
+        ("why", Side::Left),
     ]);
     for transfer in transfers {
+        let reasons = [&transfer["send"], &transfer["receive"]].map(|leg| text(leg, "reason"));
         let status = text(transfer, "status");
         let plain = |text: String| (text, Tone::Plain);
         table.toned([
@@ -44,6 +46,7 @@ pub(crate) async fn list(client: &Client, wanted: &Transfers, json: bool) -> Res
             plain(text(&transfer["receive"], "leg").to_owned()),
             plain(duration(number(&transfer["ns"], "total"))),
             (status.to_owned(), outcome_tone(status)),
+            (reasons.join(", "), Tone::Faint),
         ]);
     }
     print(&table.render())
@@ -78,11 +81,15 @@ pub(crate) async fn run(client: &Client, transfer: &str, json: bool) -> Result<(
 fn told(body: &Json) -> String {
     let status = text(body, "status");
     let head = format!("transfer {}", text(body, "ticket"));
+    let size = number(body, "bytes");
+    let size = if size < 1024 {
+        format!("{size} bytes")
+    } else {
+        format!("{} bytes ({})", grouped(size), bytes(size))
+    };
     let mut out = format!(
-        "{}  {} bytes ({}) to {}: {} after {}\n",
+        "{}  {size} to {}: {} after {}\n",
         Tone::Strong.paint(&head),
-        grouped(number(body, "bytes")),
-        bytes(number(body, "bytes")),
         or_dash(&body["peer"]),
         outcome_tone(status).paint(status),
         duration(number(&body["ns"], "total")),
@@ -127,10 +134,13 @@ fn times(ns: &Json) -> String {
     ] {
         let part = share(number(ns, key), total);
         let bar = if key == "total" { String::new() } else { bar(part) };
+        // The parts inside others are 0 where nothing was measured: no copy, or a peer that does not say.
+        let is_missing = name.starts_with(' ') && number(ns, key) == 0;
+        let unless_missing = |text: String| if is_missing { "-".to_owned() } else { text };
         table.toned([
             (name.to_owned(), if key == "total" { Tone::Strong } else { Tone::Plain }),
-            (duration(number(ns, key)), Tone::Plain),
-            (percent(part), Tone::Plain),
+            (unless_missing(duration(number(ns, key))), Tone::Plain),
+            (unless_missing(percent(part)), Tone::Plain),
             (bar, Tone::Plain),
             (what.to_owned(), Tone::Faint),
         ]);

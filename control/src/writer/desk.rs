@@ -149,6 +149,7 @@ impl Desk {
     /// A prepared change: it is what shall be true from now on. Returns what to save.
     fn accept(&mut self, changed: Json) -> Option<Saved> {
         let saved = self.bound.as_ref()?.view.to_saved();
+        tracing::info!(generation = saved.generation, author = saved.author, %changed, "settings changed");
         self.history.add(Entry {
             generation: saved.generation,
             unix_ns: saved.unix_ns,

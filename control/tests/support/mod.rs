@@ -142,6 +142,11 @@ impl Fake {
         self.behaviour.lock().unwrap()
     }
 
+    /// Publishes as a control does that is gone since.
+    pub(crate) fn publish(&self, generation: u64, settings: &Settings) {
+        cell(&self.words).publish(generation, &settings.words).unwrap();
+    }
+
     /// The published snapshot.
     pub(crate) fn published(&self) -> (u64, Settings) {
         let mut settings = Settings { words: [0; SETTINGS_WORDS] };
