@@ -26,6 +26,8 @@ use crate::lane::mail::Command;
 const CLOSE_MAX: Duration = Duration::from_secs(2);
 /// How long after the end of a channel transfers wait for the next one before they end with `peer_down`.
 const GRACE: Duration = Duration::from_secs(1);
+/// Channels in a row that a data connection is tried with.
+const ATTEMPTS: usize = 3;
 /// How long a data connection may be ahead of the channel that vouches for it.
 const LIVE_WITHIN: Duration = Duration::from_millis(500);
 
@@ -132,10 +134,16 @@ impl Directory {
     pub(super) fn close_ours(&self, slot: u32, cause: Code) {
         for lane in 0..self.lanes.count() {
             for connection in connections::of_peer(slot) {
-                // Nothing is up there if this is refused.
-                let _ = self.lanes.call(lane, Command::CloseConnection { connection, cause });
+                self.close_one(Wanted { lane, connection }, cause);
             }
         }
+    }
+
+    /// Ends one of our connections, if it is up.
+    fn close_one(&self, wanted: Wanted, cause: Code) {
+        let Wanted { lane, connection } = wanted;
+        // Nothing is up there if this is refused.
+        let _ = self.lanes.call(lane, Command::CloseConnection { connection, cause });
     }
 }
 
@@ -157,11 +165,29 @@ impl Peers {
         }
     }
 
+    /// Connects, anew when the channel that vouched for an attempt ended meanwhile: the attempt may have failed for that.
     fn connect(&self, slot: u32, wanted: Wanted) -> Result<(), Code> {
+        let peer = self.registrar.peers.get(slot);
+        let mut outcome = Err(Code::PeerDown);
+        for _ in 0..ATTEMPTS {
+            let link = self.link_within(slot, GRACE).ok_or(Code::PeerDown)?;
+            outcome = self.connect_by(slot, &link, wanted);
+            // A connection of an ended channel may have come too late for being closed with it: once more, and then anew.
+            let is_current = peer.link().is_some_and(|now| Arc::ptr_eq(&now, &link));
+            match outcome {
+                Ok(()) if !is_current => self.registrar.peers.close_one(wanted, Code::PeerDown),
+                Err(_) if !is_current => continue,
+                _ => {}
+            }
+            break;
+        }
+        outcome
+    }
+
+    /// One attempt.
+    fn connect_by(&self, slot: u32, link: &Link, wanted: Wanted) -> Result<(), Code> {
         let Wanted { lane, connection } = wanted;
         let directory = &self.registrar.peers;
-        let peer = directory.get(slot);
-        let link = self.link_within(slot, GRACE).ok_or(Code::PeerDown)?;
         let class = directory.map.class_of(connection).ok_or(Code::ProtocolViolation)?;
         let number = u32::try_from(lane).map_err(|_| Code::ProtocolViolation)?;
         let target_lane = number % link.hello.lanes.max(1);
@@ -169,7 +195,8 @@ impl Peers {
             let mut signer = link.signer.lock().unwrap_or_else(PoisonError::into_inner);
             signer.sign(number, target_lane, u32::from(class))
         };
-        let stream = dial_data(peer.address(), &hello, HANDSHAKE_MAX).map_err(|error| error.code())?;
+        let address = directory.get(slot).address();
+        let stream = dial_data(address, &hello, HANDSHAKE_MAX).map_err(|error| error.code())?;
         let info = ConnectionInfo {
             role: Role::Initiator,
             peer: slot,
@@ -180,12 +207,7 @@ impl Peers {
             pool_epoch: pool_epoch(link.hello.incarnation),
         };
         let socket = OwnedFd::from(stream);
-        directory.lanes.call(lane, Command::AttachConnection { connection, socket, info })?;
-        // The channel may have ended meanwhile, before there was a connection to close.
-        if peer.link().is_none_or(|now| now.hello != link.hello) {
-            directory.lanes.call(lane, Command::CloseConnection { connection, cause: Code::PeerDown })?;
-        }
-        Ok(())
+        directory.lanes.call(lane, Command::AttachConnection { connection, socket, info }).map(drop)
     }
 
     /// The live channel of a peer, waited for if it ended less than `grace` ago.

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 use std::thread;
+use std::time::Duration;
 
 use railhead_abi::Code;
 use railhead_abi::frame::{Empty, Frame, NodeClose, NodeHello, NodeOpen, NodeOpened, NodePlan};
@@ -16,6 +17,9 @@ use super::{DEAD_AFTER, HANDSHAKE_MAX, HEARTBEAT, Peers};
 use crate::events::Event;
 use crate::lane::mail::Command;
 use crate::registrar::{REVOKE_MAX, mode_of};
+
+/// How long a channel that seems dead is looked at once more.
+const SECOND_LOOK: Duration = Duration::from_millis(20);
 
 /// A channel whose hellos are exchanged and whose threads do not run yet.
 #[derive(Debug)]
@@ -62,7 +66,12 @@ impl Peers {
         // It may have missed changes while it was away.
         peer.post(plan_frame(&self.registrar.current.receive_plan()));
         let cause = loop {
-            match receiver.recv(DEAD_AFTER) {
+            // A second look: a process that was stopped itself finds its time over and the heartbeats waiting.
+            let received = match receiver.recv(DEAD_AFTER) {
+                Err(ChannelError::Timeout) => receiver.recv(SECOND_LOOK),
+                received => received,
+            };
+            match received {
                 Ok(frame) => {
                     if let Err(code) = self.received(slot, frame) {
                         break code;
