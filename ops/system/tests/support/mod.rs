@@ -100,12 +100,18 @@ pub(crate) fn assert_ok(completion: &Completion, write: &Write) {
 /// The one completion that is due.
 #[track_caller]
 pub(crate) fn one(port: &mut Port) -> Completion {
+    one_within(port, LIMIT)
+}
+
+/// As [`one`], for a transfer that takes long.
+#[track_caller]
+pub(crate) fn one_within(port: &mut Port, limit: Duration) -> Completion {
     let mut completions = [Completion::default(); 2];
     let start = Instant::now();
     loop {
-        assert!(port.wait(LIMIT), "no completion within {LIMIT:?}");
+        assert!(port.wait(limit), "no completion within {limit:?}");
         match port.poll(&mut completions) {
-            0 if start.elapsed() < LIMIT => {}
+            0 if start.elapsed() < limit => {}
             0 => panic!("woken again and again without a completion"),
             1 => return completions[0],
             _ => panic!("more than one completion: {completions:?}"),

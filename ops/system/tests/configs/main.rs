@@ -1,0 +1,8 @@
+//! Bad input: one clear error that names the field or the cause and the remedy, before anything starts or changes.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod files;
+mod peers;
+mod requests;
