@@ -145,6 +145,8 @@ pub struct Engine<'s, F, C, M> {
     session_queues: &'s mut [SessionQueue],
     session_links: [&'s mut [Link]; CLASSES],
     sessions_active: [List; CLASSES],
+    /// When a send block was last taken: small, large.
+    block_given_at: [Nanos; 2],
     /// What the latency class has had above its share, in bytes times percent.
     latency_balance: i64,
     /// Visits since a chunk was last made: when all were visited in vain, the lane may sleep.
@@ -219,6 +221,7 @@ impl<'s, F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'s, F, C, M
             session_queues: storage.session_queues,
             session_links,
             sessions_active: [List::EMPTY; CLASSES],
+            block_given_at: [0; 2],
             latency_balance: 0,
             visits_in_vain: 0,
             ports: storage.ports,

@@ -72,7 +72,7 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
         let understood = match (self.connections[at].info.role, record) {
             (_, Record::RecordCredit(_)) => true,
             (Role::Initiator, Record::Ack(ack)) => self.ack_arrived(connection, &ack, now),
-            (Role::Initiator, Record::Credit(credit)) => self.credit_arrived(connection, &credit),
+            (Role::Initiator, Record::Credit(credit)) => self.credit_arrived(connection, &credit, now),
             (Role::Initiator, Record::Cancelled(plain)) => self.cancelled_arrived(connection, &plain, now),
             (Role::Initiator, Record::Replan(plain)) => self.replan_arrived(connection, &plain, now),
             (Role::Target, Record::Chunk(chunk)) => self.chunk_arrived(connection, &chunk, now),
@@ -136,11 +136,12 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
         true
     }
 
-    fn credit_arrived(&mut self, connection: ConnectionIndex, credit: &Credit) -> bool {
+    fn credit_arrived(&mut self, connection: ConnectionIndex, credit: &Credit, now: Nanos) -> bool {
         let entry: &mut Connection = &mut self.connections[usize::from(connection.0)];
         if credit.pool_epoch != entry.info.pool_epoch {
             return true;
         }
+        entry.credit_given_at = now;
         if credit.slot == SLOT_NONE {
             for page in credit.iter() {
                 if usize::from(entry.small_credit_count) >= SMALL_CREDITS_MAX {

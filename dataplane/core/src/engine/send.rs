@@ -106,14 +106,24 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
             self.arm(now.saturating_add(self.active.pressure_wait));
             return Visit::Blocked;
         }
-        let due = transfer.waiting_since.saturating_add(self.active.pressure_wait);
-        let leg = match waits {
-            Waits::Send => &mut transfer.send,
-            Waits::Receive => &mut transfer.receive,
+        // While blocks come and go it is only a queue; pressure is when nobody gets one.
+        let is_large = transfer.submission.bytes > self.config.pool.small_bytes;
+        let (leg, given_at) = match waits {
+            Waits::Send => (&mut transfer.send, self.block_given_at[usize::from(is_large)]),
+            Waits::Receive => {
+                (&mut transfer.receive, self.connections[usize::from(transfer.connection.0)].credit_given_at)
+            }
             Waits::Other => return Visit::Blocked,
         };
+        let due = transfer.waiting_since.max(given_at).saturating_add(self.active.pressure_wait);
+        if leg.is_free && now < due {
+            self.arm(due);
+            return Visit::Blocked;
+        }
+        let transfer = &mut self.transfers[index as usize];
+        let leg = if waits == Waits::Send { &mut transfer.send } else { &mut transfer.receive };
         // A transfer keeps its route from the first chunk on.
-        if now < due || !leg.is_free || transfer.chunks_total > 0 {
+        if !leg.is_free || transfer.chunks_total > 0 {
             return Visit::Blocked;
         }
         leg.staged = false;
@@ -138,7 +148,7 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
             self.observe.add(Counter::CreditWaits, 1);
             return Err(Waits::Receive);
         }
-        let block = if send_staged { Some(self.take_block(index).ok_or(Waits::Send)?) } else { None };
+        let block = if send_staged { Some(self.take_block(index, now).ok_or(Waits::Send)?) } else { None };
         let Some(chunk) = self.chunks_free.pop_front(self.chunk_links) else { return Err(Waits::Other) };
         let is_standing = is_small && self.connections[usize::from(connection.0)].small_credit_count > 0;
         let transfer = &self.transfers[index as usize];
@@ -208,7 +218,7 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
     }
 
     /// A send block, unless the transfer's session holds its fair share of them already.
-    fn take_block(&mut self, index: u32) -> Option<u32> {
+    fn take_block(&mut self, index: u32, now: Nanos) -> Option<u32> {
         let transfer = &self.transfers[index as usize];
         let quota = Self::send_quota(self.config.pool.small_bytes, transfer);
         let sharing = self.sessions_active.iter().map(List::count).max().unwrap_or(0).max(1);
@@ -224,6 +234,7 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
             return None;
         };
         queue.blocks[usize::from(quota == Quota::LargeSend)] += 1;
+        self.block_given_at[usize::from(quota == Quota::LargeSend)] = now;
         Some(block)
     }
 

@@ -1,6 +1,7 @@
 //! Ends of connections.
 
 use crate::list::List;
+use crate::port::Nanos;
 use railhead_abi::Code;
 use railhead_abi::record::SLOTS_MAX;
 
@@ -79,6 +80,8 @@ pub struct Connection {
     pub small_credits: [u32; SMALL_CREDITS_MAX],
     /// How many.
     pub small_credit_count: u8,
+    /// Initiator: when the target last gave credits.
+    pub credit_given_at: Nanos,
     /// Target: small blocks that the initiator holds.
     pub small_granted: u16,
     /// Target: inbound transfers.
@@ -110,6 +113,7 @@ impl Connection {
         sequence: 0,
         small_credits: [0; SMALL_CREDITS_MAX],
         small_credit_count: 0,
+        credit_given_at: 0,
         small_granted: 0,
         inbound: 0,
         inbound_open: 0,
