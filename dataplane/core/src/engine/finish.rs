@@ -214,13 +214,18 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
             if self.transfers[index].phase != Phase::Free && timer <= now {
                 self.timer_due(super::to_u32(index), now);
             }
-            let transfer = &self.transfers[index];
+            let transfer = &mut self.transfers[index];
             if transfer.phase != Phase::Free {
-                self.timer_found = self.timer_found.min(transfer.timer);
+                if transfer.wait_until <= now {
+                    // The visits below look at it; what still waits then is armed again.
+                    transfer.wait_until = Nanos::MAX;
+                }
+                self.timer_found = self.timer_found.min(transfer.timer).min(transfer.wait_until);
             }
         }
         self.timer_scan = end;
-        self.progressed = true;
+        // All that waits is visited before the lane may sleep again.
+        self.progress();
         if end == self.transfers.len() {
             self.timer_next = self.timer_found;
             self.timer_scan = 0;
@@ -240,7 +245,7 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
                 self.arm(until);
             }
             Phase::Running | Phase::AwaitAck if !self.transfers[index as usize].acked => {
-                self.stop(index, Code::DeadlineExceeded, SIDE_REMOTE, now)
+                self.stop(index, Code::DeadlineExceeded, SIDE_REMOTE, now);
             }
             Phase::Stopping | Phase::AwaitAck | Phase::AwaitCancelled => {
                 // The peer or a device does not confirm: only the end of the connection makes sure that we touch nothing more.

@@ -200,7 +200,7 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
             transfer.receive.staged = false;
             transfer.receive.is_free = false;
             transfer.receive.reason = Reason::Replanned;
-            transfer.waiting_since = 0;
+            self.end_wait(index);
         } else {
             self.stop(index, Code::Replan, SIDE_REMOTE, now);
         }

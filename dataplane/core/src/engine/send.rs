@@ -43,17 +43,16 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
         if !Self::has_slot(transfer) && !self.take_slot(index) {
             return Visit::Blocked;
         }
+        if self.transfers[index as usize].chunks_unposted > 0 {
+            self.post_ready(self.transfers[index as usize].connection, now);
+        }
         let transfer = &self.transfers[index as usize];
         if transfer.next_offset == transfer.submission.bytes {
-            if transfer.chunks_unposted > 0 {
-                self.post_ready(transfer.connection, now);
-            }
-            let is_posted = self.transfers[index as usize].chunks_unposted == 0;
-            return if is_posted { self.send_fin(index, now) } else { Visit::Blocked };
+            return if transfer.chunks_unposted == 0 { self.send_fin(index, now) } else { Visit::Blocked };
         }
         match self.make_chunk(index, now) {
             Ok(bytes) => {
-                self.transfers[index as usize].waiting_since = 0;
+                self.end_wait(index);
                 // A small transfer is whole in one visit.
                 let transfer = &self.transfers[index as usize];
                 if transfer.next_offset == transfer.submission.bytes && transfer.chunks_unposted == 0 {
@@ -102,8 +101,7 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
         let transfer = &mut self.transfers[index as usize];
         if transfer.waiting_since == 0 {
             transfer.waiting_since = now.max(1);
-            // So that a lane that sleeps meanwhile looks again in time.
-            self.arm(now.saturating_add(self.active.pressure_wait));
+            self.wake_wait(index, now.saturating_add(self.active.pressure_wait));
             return Visit::Blocked;
         }
         // While blocks come and go it is only a queue; pressure is when nobody gets one.
@@ -117,7 +115,7 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
         };
         let due = transfer.waiting_since.max(given_at).saturating_add(self.active.pressure_wait);
         if leg.is_free && now < due {
-            self.arm(due);
+            self.wake_wait(index, due);
             return Visit::Blocked;
         }
         let transfer = &mut self.transfers[index as usize];
@@ -129,11 +127,24 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
         leg.staged = false;
         leg.is_free = false;
         leg.reason = Reason::Pressure;
-        transfer.waiting_since = 0;
         let bytes = transfer.submission.bytes;
+        self.end_wait(index);
         self.observe.add(Counter::Pressure, 1);
         self.event(EventCode::RoutePressure, Code::Ok, self.ticket(index), bytes, now);
         Visit::Made(0)
+    }
+
+    /// A lane that sleeps meanwhile looks again at this moment, or before.
+    fn wake_wait(&mut self, index: u32, at: Nanos) {
+        let transfer = &mut self.transfers[index as usize];
+        transfer.wait_until = transfer.wait_until.min(at);
+        self.arm(at);
+    }
+
+    pub(super) fn end_wait(&mut self, index: u32) {
+        let transfer = &mut self.transfers[index as usize];
+        transfer.waiting_since = 0;
+        transfer.wait_until = Nanos::MAX;
     }
 
     /// Makes the next chunk of a transfer and sets it on its way.
@@ -259,7 +270,7 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
         let since = transfer.waiting_since;
         if is_small && (since == 0 || now < since.saturating_add(SMALL_WAIT)) {
             if since == 0 {
-                self.arm(now.saturating_add(SMALL_WAIT));
+                self.wake_wait(index, now.saturating_add(SMALL_WAIT));
             }
             return false;
         }

@@ -101,6 +101,8 @@ pub struct Transfer {
     pub timer: Nanos,
     /// Since when it waits for a block or credit; 0 if it does not.
     pub waiting_since: Nanos,
+    /// When it has to be looked at again while it waits.
+    pub wait_until: Nanos,
     /// Settings generation that chose the send leg.
     pub settings_generation: u64,
     /// Generation of the receive plan.
@@ -169,6 +171,7 @@ impl Transfer {
         side: 0,
         timer: Nanos::MAX,
         waiting_since: 0,
+        wait_until: Nanos::MAX,
         settings_generation: 0,
         plan_generation: 0,
         intake_at: 0,
