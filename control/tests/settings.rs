@@ -197,7 +197,11 @@ async fn refusal_after_the_time_limit_is_put_right() {
     }
     until("back to the settings before", || fake.published() == (4, Settings::default())).await;
     assert_eq!(settings_file::load(&home.config.node.state_dir).unwrap(), None);
-    assert_eq!(rest.get("/v1/settings").await.json()["settings"]["send"]["mode"], "auto");
+    // Shown once the dataplane has taken it, which is after it was published.
+    let deadline = std::time::Instant::now() + support::PATIENCE;
+    while rest.get("/v1/settings").await.json()["settings"]["send"]["mode"] != "auto" {
+        assert!(std::time::Instant::now() < deadline, "the settings before are shown again");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
