@@ -120,8 +120,8 @@ impl AdminDesk {
     }
 
     fn look(&self) {
-        // The settings thread is gone only when the dataplane stops.
-        let _ = self.settings.send(Knock::Look);
+        // Full means that it is about to look; disconnected, that the dataplane stops.
+        let _ = self.settings.try_send(Knock::Look);
     }
 
     /// The next frame; an error without a code is the end of the connection.

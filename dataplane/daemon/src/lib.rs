@@ -32,6 +32,7 @@ mod error;
 mod events;
 mod grants;
 mod lane;
+pub mod log;
 mod machine;
 mod node;
 mod notices;

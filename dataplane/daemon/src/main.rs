@@ -1,13 +1,15 @@
 //! `railhead-dataplane`: checks its configuration, starts the node, waits for a signal, stops it.
 
 use std::io::IsTerminal;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Parser;
+use railhead_abi::Code;
 use railhead_config::Config;
 use railhead_daemon::allocator::CountingAllocator;
-use railhead_daemon::{Node, Plan};
+use railhead_daemon::log::LogOutput;
+use railhead_daemon::{Node, Plan, StartError};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -41,20 +43,36 @@ fn main() -> ExitCode {
     }
 }
 
+/// A refusal with the file that it is about.
+fn in_file(path: &Path) -> impl Fn(StartError) -> String + '_ {
+    |error| format!("{}: {error}", path.display())
+}
+
 fn run(arguments: &Arguments) -> Result<(), Box<dyn std::error::Error>> {
-    let plan = Plan::new(Config::load(&arguments.config)?)?;
+    let plan = Plan::new(Config::load(&arguments.config)?).map_err(in_file(&arguments.config))?;
     if arguments.check {
         println!("{} is valid: {}", arguments.config.display(), plan.summary());
         return Ok(());
     }
+    let log = LogOutput::start(std::io::stderr())?;
     tracing_subscriber::fmt()
         .with_env_filter(plan.log_filter())
         .with_ansi(std::io::stderr().is_terminal())
-        .with_writer(std::io::stderr)
+        .with_writer(log.clone())
         .init();
+    let outcome = run_node(&plan);
+    // Before an error is written past the log.
+    log.flush();
+    outcome.map_err(|error| in_file(&arguments.config)(error).into())
+}
+
+/// Runs a node until a signal ends it.
+fn run_node(plan: &Plan) -> Result<(), StartError> {
     // Before any other thread: a signal during the start is seen right after it.
-    let mut signals = Signals::new([SIGTERM, SIGINT])?;
-    let node = Node::start(&plan)?;
+    let signals = Signals::new([SIGTERM, SIGINT]);
+    let mut signals =
+        signals.map_err(|error| StartError::new(Code::DeviceError, "signal handlers", error))?;
+    let node = Node::start(plan)?;
     if let Some(signal) = signals.forever().next() {
         // A second one does not wait for the first one's stop.
         std::thread::spawn(move || {

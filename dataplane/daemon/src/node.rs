@@ -45,6 +45,8 @@ const READY_MAX: Duration = Duration::from_secs(300);
 const STOP_MAX: Duration = Duration::from_secs(5);
 /// Processes that may look through the admin socket at once.
 const ADMINS_MAX: usize = 16;
+/// Wake-ups of the settings thread that may wait. One would do; none is waited for but the last.
+const KNOCKS: usize = 8;
 /// Connections beyond the sessions: clients that have not said hello, or whose session is being taken back.
 const SESSIONS_SPARE: usize = 16;
 
@@ -87,7 +89,9 @@ pub struct Node {
 impl Taken {
     fn take(plan: &Plan) -> Result<Self, StartError> {
         let config = &plan.config;
-        config.make_state_dir().map_err(|error| StartError::new(error.code, error.field, error.what))?;
+        config
+            .make_state_dir()
+            .map_err(|error| StartError::new(error.code, error.field, error.what).remedy(error.remedy))?;
         let lock = StateLock::take(&config.node.state_dir)?;
         let own = rustix::process::geteuid().as_raw();
         let is_shared = plan.uids.iter().any(|uid| *uid != own && *uid != 0);
@@ -156,7 +160,7 @@ impl Node {
             let (registrar, stop) = (Arc::clone(&registrar), Arc::clone(&notices_stop));
             spawn("railhead-notice", move || notices.run(&registrar, &stop))?
         };
-        let (settings, knocks) = flume::unbounded();
+        let (settings, knocks) = flume::bounded(KNOCKS);
         let parts = DeskParts {
             limits: plan.limits,
             allowed: plan.allowed,

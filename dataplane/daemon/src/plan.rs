@@ -44,7 +44,7 @@ impl Plan {
     /// The first contradiction, naming the field.
     pub fn new(config: Config) -> Result<Self, StartError> {
         let key = config.fabric.read_key().map_err(|error| {
-            StartError::new(error.code, "fabric.key_file", format!("{}; {}", error.what, error.remedy))
+            StartError::new(error.code, "fabric.key_file", error.what).remedy(error.remedy)
         })?;
         if config.peers.len() > PEERS_MAX {
             let cause = format!("{} peers; at most {PEERS_MAX}", config.peers.len());

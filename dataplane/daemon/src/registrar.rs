@@ -3,7 +3,8 @@
 //! It owns the tables of sessions, regions and remote handles ([`crate::tables`]) and the order in which things come and
 //! go. Coming: memory is checked and mapped, then every lane has it, then others can find it. Going: nobody finds it,
 //! holders stop, every lane has drained it, then it is unmapped. Session threads, peer threads and the notices thread
-//! call it; the one lock is never held while a lane or a peer is asked.
+//! call it; the lock of the
+//! tables is never held while a lane or a peer is asked.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -20,7 +21,7 @@ use crate::lane::mail::Command;
 use crate::peers::directory::Directory;
 use crate::segment::LanesPage;
 use crate::settings::Current;
-use crate::tables::Tables;
+use crate::tables::{RegionEntry, SELF, Tables};
 
 mod regions;
 mod remotes;
@@ -54,6 +55,8 @@ pub(crate) struct Registrar {
     /// Other nodes.
     pub(crate) peers: Directory,
     tables: Mutex<Tables>,
+    /// Held while lanes are told who may write a region.
+    allowing: Mutex<()>,
     /// Rung when a lane has given something back.
     ended: Condvar,
 }
@@ -74,7 +77,8 @@ impl Registrar {
         #[expect(clippy::cast_possible_truncation, reason = "half of a random number is as random")]
         let tables = Mutex::new(Tables::new(sessions_max, lanes.count(), incarnation as u32));
         let node = node.to_owned();
-        Self { node, incarnation, lanes, lanes_page, events, current, peers, tables, ended: Condvar::new() }
+        let (allowing, ended) = (Mutex::new(()), Condvar::new());
+        Self { node, incarnation, lanes, lanes_page, events, current, peers, tables, allowing, ended }
     }
 
     /// The tables, for a look or a change.
@@ -123,8 +127,15 @@ impl Registrar {
         self.ended.notify_all();
     }
 
-    /// Lets `peers` write a region, on every lane, before any of them is told that it may.
-    pub(crate) fn allow_peers(&self, key: Key, peers: u64) -> Result<(), Code> {
+    /// Has every lane let those peers write a region that hold it now, and no others. Returns when all lanes do.
+    pub(crate) fn allow_peers(&self, key: Key) -> Result<(), Code> {
+        // Looked up and handed on by one thread at a time, or an older answer could come to the lanes after a newer one.
+        let _turn = self.allowing.lock().unwrap_or_else(PoisonError::into_inner);
+        let peers = {
+            let tables = self.tables();
+            tables.region(key.index).filter(|_| tables.key(key.index) == key).map(RegionEntry::peers)
+        };
+        let Some(peers) = peers else { return Err(Code::RegionUnknown) };
         self.lanes.call_all(|_| Command::AllowPeers {
             region: RegionIndex(key.index),
             epoch: key.epoch,
@@ -134,22 +145,26 @@ impl Registrar {
 
     /// A peer gave a handle back.
     pub(crate) fn peer_closed(&self, peer: u32, key: Key) {
-        let left = self.tables().unhold(key, peer);
-        if let Some(peers) = left
-            && let Err(code) = self.allow_peers(key, peers)
-        {
-            tracing::warn!(code = code.name(), "a lane did not take back a peer's right to a region");
+        let was_last = self.tables().unhold(key, peer);
+        if was_last && peer != SELF {
+            self.withdraw_right(key);
+        }
+    }
+
+    fn withdraw_right(&self, key: Key) {
+        match self.allow_peers(key) {
+            // A region that has gone meanwhile is written by nobody.
+            Ok(()) | Err(Code::RegionUnknown) => {}
+            Err(code) => {
+                tracing::warn!(code = code.name(), "a lane did not take back a peer's right to a region")
+            }
         }
     }
 
     /// A peer has another incarnation than before: what it held is not held any more, what it gave means nothing.
     pub(crate) fn peer_restarted(&self, peer: u32) {
         let held = self.tables().unhold_all(peer);
-        for (region, peers) in held {
-            let key = self.tables().key(region);
-            // A region that goes away meanwhile needs no change.
-            let _ = self.allow_peers(key, peers);
-        }
+        held.into_iter().for_each(|key| self.withdraw_right(key));
         if let Err(code) = self.lanes.call_all(|_| Command::ExpireRemotes { peer }) {
             tracing::error!(
                 code = code.name(),

@@ -11,6 +11,7 @@ use std::time::Duration;
 use railhead_abi::Code;
 use railhead_abi::frame::{Empty, FRAME_BYTES_MAX, Frame, Hello, Refused, Release, Text};
 use railhead_abi::observe::EventCode;
+use railhead_abi::segment::SESSIONS_MAX;
 use railhead_abi::words::reserved_is_zero;
 use railhead_shm::socket::{self, PeerCredentials, SocketError};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
@@ -98,16 +99,28 @@ impl Connection {
         if !reserved_is_zero::<Hello>(&hello.encode()) {
             return Err((Code::FrameMalformed, "reserved bits".to_owned()));
         }
-        let name = Text::of(&hello.name);
         let name =
-            if name.as_str().is_empty() { format!("pid-{}", self.pid()) } else { name.as_str().to_owned() };
-        self.registrar.tables().name_session(session, &name).map_err(|code| (code, "name".to_owned()))?;
+            self.name(session, Text::of(&hello.name).as_str()).map_err(|code| (code, "name".to_owned()))?;
         let memory = self.registrar.begin_session(session, &name, hello)?;
         let event = Event::new(EventCode::SessionOpened).text(&name);
         self.registrar.events.emit(event.figures(u64::from(session), u64::from(self.pid())));
         let welcome = memory.welcome(session, self.registrar.incarnation, &self.registrar.node);
         self.answer(&Frame::Welcome(welcome), &memory.descriptors(&self.registrar.lanes_page));
         Ok(memory)
+    }
+
+    /// Gives the session the name that it asked for, or one after its process.
+    fn name(&self, session: u32, wanted: &str) -> Result<String, Code> {
+        let mut tables = self.registrar.tables();
+        if !wanted.is_empty() {
+            return tables.name_session(session, wanted).map(|()| wanted.to_owned());
+        }
+        let own = |at: usize| {
+            if at == 0 { format!("pid-{}", self.pid()) } else { format!("pid-{}.{at}", self.pid()) }
+        };
+        // A process may attach several times. There are fewer sessions than numbers here.
+        let mut names = (0..=SESSIONS_MAX).map(own);
+        names.find(|name| tables.name_session(session, name).is_ok()).ok_or(Code::NameTaken)
     }
 
     /// Answers requests until the client goes away or breaks the protocol.

@@ -162,8 +162,6 @@ pub(crate) struct Opened {
     pub(crate) page_bytes: u64,
     /// Session that owns it.
     pub(crate) session: u32,
-    /// Peers that may write it now, the new one included.
-    pub(crate) peers: u64,
 }
 
 /// All tables of the registrar. Guarded by one lock that is held for look-ups and changes only.
@@ -373,37 +371,31 @@ impl Tables {
             return Err(Code::GrantMissing);
         }
         *region.holds.entry(peer).or_default() += 1;
-        let peers = region.peers();
-        Ok(Opened { key, bytes: region.bytes, page_bytes: region.page_bytes, session: region.session, peers })
+        Ok(Opened { key, bytes: region.bytes, page_bytes: region.page_bytes, session: region.session })
     }
 
-    /// A holder gave one handle back. Returns the peers that may still write if that was its last one.
-    pub(crate) fn unhold(&mut self, key: Key, peer: u32) -> Option<u64> {
-        let region = self.regions.current(key.index, key.epoch)?;
-        let count = region.holds.get_mut(&peer)?;
+    /// A holder gave one handle back. True if that was its last one.
+    pub(crate) fn unhold(&mut self, key: Key, peer: u32) -> bool {
+        let Some(region) = self.regions.current(key.index, key.epoch) else { return false };
+        let Some(count) = region.holds.get_mut(&peer) else { return false };
         *count -= 1;
         if *count > 0 {
-            return None;
+            return false;
         }
         region.holds.remove(&peer);
-        Some(region.peers())
+        true
     }
 
-    /// Everything that `peer` held is gone with its last start. Returns regions and who may still write each.
-    pub(crate) fn unhold_all(&mut self, peer: u32) -> Vec<(u32, u64)> {
-        let held: Vec<u32> = self
-            .regions
-            .iter()
-            .filter(|(_, region)| region.holds.contains_key(&peer))
-            .map(|(slot, _)| slot)
-            .collect();
-        held.into_iter()
-            .filter_map(|slot| {
-                let region = self.regions.get_mut(slot)?;
+    /// Everything that `peer` held is gone with its last start. Returns what that was.
+    pub(crate) fn unhold_all(&mut self, peer: u32) -> Vec<Key> {
+        let holders = self.regions.iter().filter(|(_, region)| region.holds.contains_key(&peer));
+        let held: Vec<u32> = holders.map(|(slot, _)| slot).collect();
+        for slot in &held {
+            if let Some(region) = self.regions.get_mut(*slot) {
                 region.holds.remove(&peer);
-                Some((slot, region.peers()))
-            })
-            .collect()
+            }
+        }
+        held.into_iter().map(|slot| self.key(slot)).collect()
     }
 
     /// Takes a slot for a remote handle. Returns slot and generation.

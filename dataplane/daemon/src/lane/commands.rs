@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 
 use railhead_abi::Code;
 use railhead_core::port::{ConnectionIndex, Fabric, Nanos, RegionIndex};
-use railhead_core::tables::{ConnectionInfo, RegionInfo};
+use railhead_core::tables::{ConnectionInfo, RegionInfo, Role};
 use railhead_shm::OwnedSpan;
 use railhead_tcp::{AttachInfo, RegionEntry};
 
@@ -98,7 +98,8 @@ impl Lane<'_> {
     ) -> Answer {
         let Ok(peer) = u8::try_from(info.peer) else { return Answer::Refused(Code::PeerUnknown) };
         let fabric = &mut self.engine.fabric_mut().second;
-        if fabric.attach(connection, socket, AttachInfo { peer }).is_err() {
+        let takes_writes = info.role == Role::Target;
+        if fabric.attach(connection, socket, AttachInfo { peer, takes_writes }).is_err() {
             return Answer::Refused(Code::DeviceError);
         }
         if self.engine.connection_up(connection, info, now) {

@@ -161,20 +161,30 @@ impl Lanes {
     /// Has every lane do something and waits until all have done it.
     ///
     /// # Errors
-    /// The first refusal; other lanes may have done it all the same.
-    pub(crate) fn call_all(&self, mut command: impl FnMut(usize) -> Command) -> Result<(), Code> {
+    /// The first refusal; other lanes may have done it all the same: see [`Self::ask_all`].
+    pub(crate) fn call_all(&self, command: impl FnMut(usize) -> Command) -> Result<(), Code> {
+        self.ask_all(command).1
+    }
+
+    /// As [`Self::call_all`], and also says which lanes have done it, one bit each.
+    pub(crate) fn ask_all(&self, mut command: impl FnMut(usize) -> Command) -> (u64, Result<(), Code>) {
         let (reply, answers) = flume::bounded(self.count());
-        for (lane, handle) in self.handles.iter().enumerate() {
-            handle.post(Parcel::command(command(lane), reply.clone()))?;
-        }
         let mut outcome = Ok(());
-        for _ in 0..self.count() {
-            match answers.recv_timeout(ANSWER_MAX) {
-                Ok((_, Answer::Refused(code))) => outcome = outcome.and(Err(code)),
-                Ok(_) => {}
-                Err(_) => return Err(Code::DataplaneLost),
+        let mut posted = 0;
+        for (lane, handle) in self.handles.iter().enumerate() {
+            match handle.post(Parcel::command(command(lane), reply.clone())) {
+                Ok(()) => posted += 1,
+                Err(code) => outcome = outcome.and(Err(code)),
             }
         }
-        outcome
+        let mut done = 0;
+        for _ in 0..posted {
+            match answers.recv_timeout(ANSWER_MAX) {
+                Ok((_, Answer::Refused(code))) => outcome = outcome.and(Err(code)),
+                Ok((lane, _)) => done |= 1 << lane,
+                Err(_) => return (done, Err(Code::DataplaneLost)),
+            }
+        }
+        (done, outcome)
     }
 }

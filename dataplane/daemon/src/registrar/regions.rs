@@ -74,9 +74,10 @@ impl Registrar {
         let all = self.all_lanes();
         self.tables().region_lanes(index, |lanes| *lanes = all);
         let region = RegionIndex(index);
-        let installed =
-            self.lanes.call_all(|_| Command::InstallRegion { region, info, span: mapped.span.clone() });
+        let install = |_| Command::InstallRegion { region, info, span: mapped.span.clone() };
+        let (lanes, installed) = self.lanes.ask_all(install);
         if let Err(code) = installed {
+            self.tables().region_lanes(index, |has| *has &= lanes);
             self.remove_region(index);
             return Err((code, "a lane did not take the region".to_owned()));
         }

@@ -58,7 +58,9 @@ impl Registrar {
         };
         let all = self.all_lanes();
         self.tables().remote_lanes(index, |lanes| *lanes = all);
-        if let Err(code) = self.lanes.call_all(|_| Command::InstallRemote { remote: index, info }) {
+        let (lanes, installed) = self.lanes.ask_all(|_| Command::InstallRemote { remote: index, info });
+        if let Err(code) = installed {
+            self.tables().remote_lanes(index, |has| *has &= lanes);
             self.remove_remote(index);
             return Err((code, "a lane did not take the handle".to_owned()));
         }
@@ -116,7 +118,7 @@ impl Registrar {
                 tracing::debug!(peer, region = region.as_str(), code = code.name(), "a region was not opened")
             }
         })?;
-        if let Err(code) = self.allow_peers(opened.key, opened.peers) {
+        if let Err(code) = self.allow_peers(opened.key) {
             self.peer_closed(peer, opened.key);
             return Err(code);
         }

@@ -114,7 +114,10 @@ fn welcome_carries_memory_whose_header_agrees_and_one_doorbell_a_lane() {
 fn a_nameless_client_is_called_after_its_process() {
     let node = StubNode::new("a", 1, 1, &[]);
     let (_client, welcome, _) = Client::attach(&node, "", 0);
-    assert_eq!(Text::of(&welcome.name).as_str(), format!("pid-{}", std::process::id()));
+    let name = format!("pid-{}", std::process::id());
+    assert_eq!(Text::of(&welcome.name).as_str(), name);
+    let (_second, welcome, _) = Client::attach(&node, "", 0);
+    assert_eq!(Text::of(&welcome.name).as_str(), format!("{name}.1"));
 }
 
 #[test]
