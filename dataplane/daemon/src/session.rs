@@ -9,7 +9,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use railhead_abi::Code;
-use railhead_abi::frame::{Empty, FRAME_BYTES_MAX, Frame, Hello, Refused, Release, Text};
+use railhead_abi::frame::{
+    Empty, FRAME_BYTES_MAX, FRAME_WORDS_MAX, Frame, Hello, Open, PREFIX_WORDS, Refused, Register, Release,
+    Text,
+};
 use railhead_abi::observe::EventCode;
 use railhead_abi::segment::SESSIONS_MAX;
 use railhead_abi::words::reserved_is_zero;
@@ -96,9 +99,6 @@ impl Connection {
     }
 
     fn admit(&self, session: u32, hello: &Hello) -> Result<SessionMemory, (Code, String)> {
-        if !reserved_is_zero::<Hello>(&hello.encode()) {
-            return Err((Code::FrameMalformed, "reserved bits".to_owned()));
-        }
         let name =
             self.name(session, Text::of(&hello.name).as_str()).map_err(|code| (code, "name".to_owned()))?;
         let memory = self.registrar.begin_session(session, &name, hello)?;
@@ -170,7 +170,11 @@ impl Connection {
         let mut buffer = [0; FRAME_BYTES_MAX];
         match socket::recv_frame(&*self.socket, &mut buffer, fds_max) {
             Ok(received) => {
-                let frame = Frame::decode(LOCAL_VERSION, &buffer[..received.bytes]).map_err(Some)?;
+                let bytes = &buffer[..received.bytes];
+                let frame = Frame::decode(LOCAL_VERSION, bytes).map_err(Some)?;
+                if !is_clean(&frame, bytes) {
+                    return Err(Some(Code::ReservedNotZero));
+                }
                 Ok((frame, received.fds))
             }
             Err(SocketError::Oversized { .. } | SocketError::Descriptors { .. }) => {
@@ -184,6 +188,23 @@ impl Connection {
     fn answer(&self, frame: &Frame, fds: &[std::os::fd::BorrowedFd<'_>]) -> bool {
         let (bytes, count) = frame.encode(LOCAL_VERSION);
         socket::send_frame(&*self.socket, &bytes[..count], fds).is_ok()
+    }
+}
+
+/// Whether nothing is set that this version has no meaning for.
+fn is_clean(frame: &Frame, bytes: &[u8]) -> bool {
+    let mut words = [0; FRAME_WORDS_MAX];
+    for (word, chunk) in words.iter_mut().zip(bytes.chunks_exact(8)) {
+        *word = u64::from_le_bytes(core::array::from_fn(|at| chunk[at]));
+    }
+    let body = &words[PREFIX_WORDS..];
+    match frame {
+        Frame::Hello(_) => reserved_is_zero::<Hello>(body),
+        Frame::Register(_) => reserved_is_zero::<Register>(body),
+        Frame::Open(_) => reserved_is_zero::<Open>(body),
+        Frame::Release(_) => reserved_is_zero::<Release>(body),
+        // Not a request, and refused as such.
+        _ => true,
     }
 }
 

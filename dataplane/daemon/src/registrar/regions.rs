@@ -5,7 +5,6 @@ use std::os::fd::OwnedFd;
 use railhead_abi::Code;
 use railhead_abi::frame::{ACCESS_READ, ACCESS_WRITE, Handle, Register, Text};
 use railhead_abi::observe::EventCode;
-use railhead_abi::words::reserved_is_zero;
 use railhead_core::port::RegionIndex;
 use railhead_core::tables::RegionInfo;
 use railhead_shm::guard::{self, GuardError};
@@ -40,9 +39,8 @@ impl Registrar {
     /// Registers a region of `session`: afterwards every lane has it and others can open it.
     pub(crate) fn register(&self, session: u32, registration: &Registration) -> Result<Handle, Refusal> {
         let frame = &registration.frame;
-        let words = frame.encode();
         let known_access = ACCESS_READ | ACCESS_WRITE;
-        if !reserved_is_zero::<Register>(&words) || frame.access == 0 || frame.access & !known_access != 0 {
+        if frame.access == 0 || frame.access & !known_access != 0 {
             return Err((Code::FrameMalformed, "access".to_owned()));
         }
         let (name, grant) = (Text::of(&frame.name), Text::of(&frame.grant));

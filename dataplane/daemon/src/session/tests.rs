@@ -1,9 +1,7 @@
 use std::os::fd::AsFd;
 use std::thread::{self, JoinHandle};
 
-use railhead_abi::frame::{
-    ACCESS_READ, ACCESS_WRITE, FRAME_BYTES_MAX, Handle, Open, Register, Welcome, name_words, text_words,
-};
+use railhead_abi::frame::{ACCESS_READ, ACCESS_WRITE, Handle, Welcome, name_words, text_words};
 use railhead_abi::segment::{SESSION_MAGIC, SessionHeader};
 use railhead_shm::memfd::{self, Huge};
 use railhead_shm::{Access, Mapping};
@@ -272,4 +270,19 @@ fn a_client_that_breaks_the_protocol_is_told_and_dropped() {
     assert!(matches!(answer, Frame::Refused(refused) if refused.code == number(Code::FrameMalformed)));
     let mut buffer = [0; FRAME_BYTES_MAX];
     assert!(matches!(socket::recv_frame(&client.socket, &mut buffer, 0), Err(SocketError::Closed)));
+}
+
+#[test]
+fn bits_without_a_meaning_are_refused() {
+    let node = StubNode::new("a", 1, 1, &[]);
+    let mut client = Client::connect(&node);
+    let (mut bytes, count) = hello("s", 1).encode(LOCAL_VERSION);
+    // The last word of a hello has no field.
+    bytes[count - 1] = 1;
+    socket::send_frame(&client.socket, &bytes[..count], &[]).unwrap();
+    let (answer, _) = client.answer();
+    assert!(
+        matches!(answer, Frame::Refused(refused) if refused.code == number(Code::ReservedNotZero)),
+        "{answer:?}"
+    );
 }
