@@ -19,7 +19,7 @@ pub(super) const DESTINATION: RegionIndex = RegionIndex(17);
 /// Epoch of the destination.
 pub(super) const EPOCH: u32 = 5;
 /// Passes that a wait may take.
-const PASSES_MAX: usize = 400_000;
+const PASSES_MAX: usize = 40 * (400_000);
 
 /// A write that was posted and should arrive.
 #[derive(Debug, Clone)]
