@@ -34,6 +34,8 @@ pub(crate) use remotes::mode_of;
 pub(crate) const REVOKE_MAX: Duration = Duration::from_secs(5);
 /// How long a client's release may take before it is told to come back later.
 pub(crate) const RELEASE_MAX: Duration = Duration::from_secs(5);
+/// How long a name that is taken is waited for: its holder may have closed its socket a moment ago.
+const NAME_WAIT: Duration = Duration::from_millis(500);
 /// How long the end of a dead client's transfers is waited for between two complaints in the log.
 const DRAIN_MAX: Duration = Duration::from_secs(60);
 
@@ -97,6 +99,24 @@ impl Registrar {
             tables = waited.map_or_else(|poisoned| poisoned.into_inner().0, |(tables, _)| tables);
         }
         true
+    }
+
+    /// Tries what needs a free name, again for a moment while it is taken.
+    pub(crate) fn with_name<T>(
+        &self,
+        mut attempt: impl FnMut(&mut Tables) -> Result<T, Code>,
+    ) -> Result<T, Code> {
+        let until = Instant::now() + NAME_WAIT;
+        let mut tables = self.tables();
+        loop {
+            let outcome = attempt(&mut tables);
+            let left = until
+                .checked_duration_since(Instant::now())
+                .filter(|_| matches!(outcome, Err(Code::NameTaken)));
+            let Some(left) = left else { return outcome };
+            let waited = self.ended.wait_timeout(tables, left);
+            tables = waited.map_or_else(|poisoned| poisoned.into_inner().0, |(tables, _)| tables);
+        }
     }
 
     /// As [`Self::wait_until`], as long as it takes: for what must not be freed before. A lane that owes an end for long

@@ -111,10 +111,11 @@ impl Connection {
 
     /// Gives the session the name that it asked for, or one after its process.
     fn name(&self, session: u32, wanted: &str) -> Result<String, Code> {
-        let mut tables = self.registrar.tables();
         if !wanted.is_empty() {
-            return tables.name_session(session, wanted).map(|()| wanted.to_owned());
+            self.registrar.with_name(|tables| tables.name_session(session, wanted))?;
+            return Ok(wanted.to_owned());
         }
+        let mut tables = self.registrar.tables();
         let own = |at: usize| {
             if at == 0 { format!("pid-{}", self.pid()) } else { format!("pid-{}.{at}", self.pid()) }
         };

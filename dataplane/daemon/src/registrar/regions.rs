@@ -46,11 +46,11 @@ impl Registrar {
         let (name, grant) = (Text::of(&frame.name), Text::of(&frame.grant));
         let grant = Grant::parse(grant.as_str()).map_err(|code| (code, "grant".to_owned()))?;
         let mapped = map(registration)?;
-        let entry = RegionEntry {
+        let entry = || RegionEntry {
             state: RegionState::Coming,
             session,
             name: name.as_str().to_owned(),
-            grant,
+            grant: grant.clone(),
             access: frame.access,
             bytes: frame.bytes,
             page_bytes: mapped.page_bytes,
@@ -58,8 +58,8 @@ impl Registrar {
             holds: std::collections::HashMap::new(),
             lanes: 0,
         };
-        let (index, generation) =
-            self.tables().add_region(entry).map_err(|code| (code, "name".to_owned()))?;
+        let added = self.with_name(|tables| tables.add_region(entry()));
+        let (index, generation) = added.map_err(|code| (code, "name".to_owned()))?;
         let info = RegionInfo {
             generation,
             bytes: frame.bytes,
@@ -94,6 +94,7 @@ impl Registrar {
     /// Deregisters a region on its owner's wish.
     pub(crate) fn deregister(&self, session: u32, index: u32, generation: u32) -> Result<(), Code> {
         self.tables().close_region(session, index, generation)?;
+        self.ended.notify_all();
         self.revoke(index);
         self.take_from_lanes(index);
         // Transfers of the owner that still use it: it was told to wait for their completions.

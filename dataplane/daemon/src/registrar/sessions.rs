@@ -59,6 +59,8 @@ impl Registrar {
     /// Ends a session in order: its transfers stop and complete, its handles and regions go, then its memory.
     pub(crate) fn end_session(&self, session: u32, memory: Option<&SessionMemory>) {
         let (regions, remotes) = self.tables().close_session(session);
+        // Somebody may wait for its names.
+        self.ended.notify_all();
         if let Some(memory) = memory {
             self.close_ports(session);
             // Nobody but its own transfers uses a session's handles.

@@ -286,3 +286,16 @@ fn bits_without_a_meaning_are_refused() {
         "{answer:?}"
     );
 }
+
+#[test]
+fn a_client_that_attaches_again_at_once_gets_its_names_back() {
+    let node = StubNode::new("a", 1, 1, &[]);
+    for _ in 0..50 {
+        let (mut client, ..) = Client::attach(&node, "trainer", 1);
+        client.register("weights", "*");
+        // The socket closes; nobody waits for the dataplane to notice.
+        drop(client.socket);
+    }
+    let (mut other, ..) = Client::attach(&node, "other", 1);
+    other.register("weights", "*");
+}
