@@ -95,7 +95,7 @@ fn fabric(stream: TcpStream, bytes: usize, buffers: u32) -> TcpFabric {
     let entry =
         RegionEntry { span: memory(bytes), epoch: EPOCH, access: ACCESS_READ | ACCESS_WRITE, peers: 1 };
     fabric.install(REGION, entry);
-    fabric.attach(WIRE, stream.into(), AttachInfo { peer: 0 }).expect("attached");
+    fabric.attach(WIRE, stream.into(), AttachInfo { peer: 0, takes_writes: true }).expect("attached");
     fabric
 }
 

@@ -69,6 +69,9 @@ impl Default for TcpConfig {
 pub struct AttachInfo {
     /// The peer at the other end, 0 to 63: its bit in [`RegionEntry::peers`].
     pub peer: u8,
+    /// The other side writes here: its payload goes straight to its place, never through a block of ours. Where it sends
+    /// records only, more of them are read at once.
+    pub takes_writes: bool,
 }
 
 /// A socket that was not attached, given back.
@@ -261,7 +264,7 @@ impl TcpFabric {
         }
         let slot = &mut self.connections[at];
         slot.outbound.reset();
-        slot.inbound.reset();
+        slot.inbound.reset(info.takes_writes);
         slot.peer = info.peer;
         slot.is_cut = false;
         slot.socket = Some(socket);

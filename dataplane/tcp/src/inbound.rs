@@ -1,8 +1,8 @@
 //! The receiving half of a connection: bytes become frames, payload goes to its place, records become events.
 //!
-//! Two ways lead into memory. While frames are small, one call fills a scratch block with many of them, and payload is
-//! copied out: calls cost more than copies. While they are large, one call scatters a frame's payload straight to its
-//! places and ends with the head of the next frame. Either way a steady stream takes one call per frame or fewer.
+//! Where the other side writes, payload is never copied: one call scatters a frame's payload straight to its places and
+//! ends with the first bytes of the next frame, which never reach into payload. A steady stream takes one call per frame
+//! whose head is short, and two where it is long. Where only records come, one call fills a scratch block with many frames.
 
 use core::ops::Range;
 use std::os::fd::BorrowedFd;
@@ -18,8 +18,6 @@ use crate::socket::{self, Moved};
 
 /// Bytes of the scratch block.
 const SCRATCH_BYTES: usize = 64 << 10;
-/// Frames with at least this much payload are received straight into memory.
-const LARGE_BYTES: usize = 16 << 10;
 /// Calls per visit: a head, its payload, and what the kernel had not yet put together.
 const CALLS_MAX: u32 = 4;
 
@@ -79,10 +77,8 @@ pub(crate) struct Inbound {
     payload_left: usize,
     /// Word of the next item to tell of; never past `place`.
     tell: usize,
-    /// Head bytes that the next large frame is expected to have: those of the last one.
-    next_head_bytes: usize,
-    /// The last frame was large.
-    is_large: bool,
+    /// The other side writes here: nothing may be read past a head into payload.
+    takes_writes: bool,
     /// An earlier piece of the write being placed failed, so the rest of it is dropped too.
     write_fault: Option<Fault>,
     /// There may be bytes in the socket.
@@ -107,8 +103,7 @@ impl Inbound {
             placed: 0,
             payload_left: 0,
             tell: 0,
-            next_head_bytes: HEAD_BYTES_MIN,
-            is_large: false,
+            takes_writes: true,
             write_fault: None,
             readable: true,
             ending: false,
@@ -117,11 +112,10 @@ impl Inbound {
     }
 
     /// Forgets everything, for a new connection.
-    pub(crate) fn reset(&mut self) {
+    pub(crate) fn reset(&mut self, takes_writes: bool) {
         self.fresh = 0..0;
         self.start_head();
-        self.next_head_bytes = HEAD_BYTES_MIN;
-        self.is_large = false;
+        self.takes_writes = takes_writes;
         self.write_fault = None;
         (self.readable, self.ending, self.single) = (true, false, false);
     }
@@ -204,8 +198,6 @@ impl Inbound {
         self.items_end = (HEADER_BYTES + header.items_bytes as usize) / 8;
         self.tell = HEADER_BYTES / 8;
         self.payload_left = header.payload_bytes as usize;
-        self.is_large = self.payload_left >= LARGE_BYTES;
-        self.next_head_bytes = self.head_bytes;
         self.begin_write(HEADER_BYTES / 8);
         Ok(())
     }
@@ -354,12 +346,11 @@ impl Inbound {
 
     /// Bytes to read past the payload.
     fn read_ahead(&self) -> usize {
-        if self.in_frame {
-            if self.is_large { self.next_head_bytes } else { SCRATCH_BYTES }
-        } else if self.is_large {
-            self.next_head_bytes.max(self.head_bytes) - self.head_filled
-        } else {
-            SCRATCH_BYTES
+        match (self.takes_writes, self.in_frame) {
+            (false, _) => SCRATCH_BYTES,
+            // No head is shorter, so this ends before the next payload begins.
+            (true, true) => HEAD_BYTES_MIN,
+            (true, false) => self.head_bytes - self.head_filled,
         }
     }
 

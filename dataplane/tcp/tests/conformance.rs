@@ -98,7 +98,7 @@ impl FabricHarness for Harness {
         self.cuts[pair] = Some(near.try_clone().expect("a second descriptor").into());
         for (end, stream) in [(End::Initiator, near), (End::Target, far)] {
             let connection = self.connection(end, pair);
-            let info = AttachInfo { peer: PEER[end as usize] };
+            let info = AttachInfo { peer: PEER[end as usize], takes_writes: true };
             self.fabrics[end as usize].attach(connection, stream.into(), info).expect("attached");
         }
     }
@@ -123,5 +123,5 @@ mod conformance_of_default_sizes {
 mod conformance_of_small_sizes {
     use super::Harness;
 
-    railhead_sim::fabric_conformance!(Harness::new(4096, 16 << 10));
+    railhead_sim::fabric_conformance!(Harness::new(4096, 64 << 10));
 }

@@ -127,7 +127,7 @@ fn malformed_frames_end_the_connection_and_nothing_else() {
         let (mut fabric, mut wire) = raw(small());
         let (near, far) = std::os::unix::net::UnixStream::pair().expect("a wire");
         let other = railhead_core::port::ConnectionIndex(1);
-        fabric.attach(other, near.into(), AttachInfo { peer: 1 }).expect("attached");
+        fabric.attach(other, near.into(), AttachInfo { peer: 1, takes_writes: true }).expect("attached");
         feed(&mut wire, &good);
         feed(&mut wire, &frame);
         let mut said = Vec::new();
@@ -372,15 +372,68 @@ fn large_write_is_refused_once() {
     }
 }
 
+/// Once a piece of a write was refused the rest is dropped too, even if its key has become good again.
+#[test]
+fn refused_write_stays_refused() {
+    let small_slices = TcpConfig { slice_bytes: 4096, coalesce_bytes: 4096, ..small() };
+    let mut two = Two::new(small_slices, small());
+    let (source, target) = (memory(1 << 20), memory(1 << 20));
+    source.fill(0, 1 << 20, 5).expect("inside");
+    two.near.install(RegionIndex(1), entry(&source));
+    two.near.write(WIRE, &write(1, 1 << 20, 6, 1)).expect("room");
+    for _ in 0..10 {
+        two.step();
+    }
+    two.far.install(RegionIndex(1), entry(&target));
+    two.near.send(WIRE, &record(1)).expect("room");
+    two.until("the record came", |two| has_record(&two.said_far, 1));
+    assert_eq!(refused(&two.said_far), [(6, Code::RemoteRefused)]);
+    assert!(contents(&target).iter().all(|byte| *byte == 0), "a part of a refused write was placed");
+}
+
+/// A range that leaves its region is refused from its first byte on, however it is received.
+#[test]
+fn straddling_writes_place_nothing() {
+    for (slice_bytes, warm, bytes) in
+        [(128 << 10, false, 100_000), (4096, true, 100_000), (128 << 10, true, 20_000)]
+    {
+        let mut two = Two::new(small(), TcpConfig { slice_bytes, ..small() });
+        let (source, target) = (memory(128 << 10), memory(128 << 10));
+        source.fill(0, 128 << 10, 5).expect("inside");
+        let short = target.part(0, 80_000).expect("inside");
+        two.near.install(RegionIndex(1), entry(&source));
+        two.far.install(RegionIndex(1), entry(&short));
+        two.far.install(RegionIndex(2), entry(&memory(64 << 10)));
+        if warm {
+            let mut large = write(1, 40_000, 1, 1);
+            large.to.key.index = 2;
+            two.near.write(WIRE, &large).expect("room");
+            two.near.send(WIRE, &record(1)).expect("room");
+            two.until("the record came", |two| has_record(&two.said_far, 1));
+        }
+        let mut post = write(1, bytes, 6, 2);
+        post.to.offset = 80_000 - 10_000;
+        two.near.write(WIRE, &post).expect("room");
+        two.near.send(WIRE, &record(2)).expect("room");
+        two.until("the record came", |two| has_record(&two.said_far, 2));
+        assert_eq!(refused(&two.said_far), [(6, Code::RemoteRefused)]);
+        assert!(contents(&target).iter().all(|byte| *byte == 0), "slices of {slice_bytes}");
+    }
+}
+
 #[test]
 fn attach_gives_back_what_it_refuses() {
     let mut fabric = fabric(small());
     let (near, _far) = std::os::unix::net::UnixStream::pair().expect("a wire");
     let socket = std::os::fd::OwnedFd::from(near);
     let beyond = railhead_core::port::ConnectionIndex(4);
-    let error = fabric.attach(beyond, socket, AttachInfo { peer: 0 }).expect_err("no such connection");
-    let error = fabric.attach(WIRE, error.socket, AttachInfo { peer: 64 }).expect_err("no such peer");
-    fabric.attach(WIRE, error.socket, AttachInfo { peer: 63 }).expect("attached");
+    let error = fabric
+        .attach(beyond, socket, AttachInfo { peer: 0, takes_writes: true })
+        .expect_err("no such connection");
+    let error = fabric
+        .attach(WIRE, error.socket, AttachInfo { peer: 64, takes_writes: true })
+        .expect_err("no such peer");
+    fabric.attach(WIRE, error.socket, AttachInfo { peer: 63, takes_writes: true }).expect("attached");
     let (second, _far) = std::os::unix::net::UnixStream::pair().expect("a wire");
-    fabric.attach(WIRE, second.into(), AttachInfo { peer: 0 }).expect_err("taken");
+    fabric.attach(WIRE, second.into(), AttachInfo { peer: 0, takes_writes: true }).expect_err("taken");
 }

@@ -53,7 +53,9 @@ impl Mesh {
             let peer = u8::try_from(at % 64).expect("small");
             for (end, socket) in [(0, wire.0), (1, wire.1)] {
                 let connection = ConnectionIndex(at);
-                mesh.fabrics[end].attach(connection, socket.into(), AttachInfo { peer }).expect("attached");
+                mesh.fabrics[end]
+                    .attach(connection, socket.into(), AttachInfo { peer, takes_writes: true })
+                    .expect("attached");
                 let span = memory(REGION_BYTES);
                 let right = railhead_tcp::RegionEntry { peers: 1 << peer, ..entry(&span) };
                 mesh.fabrics[end].install(RegionIndex(u32::from(at) + 1), right);
@@ -212,6 +214,46 @@ fn small_posts_share_calls() {
     assert!(two.far.counters().receives <= 3, "{:?}", two.far.counters());
 }
 
+/// Only a write that no frame could hold is cut, and it begins in a frame of its own.
+#[test]
+fn writes_are_cut_only_where_they_must() {
+    let source = memory(64 << 10);
+    let bytes = wire_bytes(|fabric| {
+        fabric.set_slice(4096, 64 << 10);
+        fabric.install(RegionIndex(1), entry(&source));
+        for (post, bytes) in [(0, 3000), (1, 3000), (2, 1000), (3, 9000), (4, 5)] {
+            fabric.write(WIRE, &write(1, bytes, 0, post)).expect("room");
+        }
+    });
+    let mut payloads = Vec::new();
+    let mut rest = bytes.as_slice();
+    while let Some((head, after)) = rest.split_first_chunk::<128>() {
+        let payload = u32::from_le_bytes([head[8], head[9], head[10], head[11]]);
+        payloads.push(payload);
+        rest = &after[payload as usize..];
+    }
+    assert_eq!(payloads, [3000, 4000, 4096, 4096, 9000 - 2 * 4096 + 5]);
+}
+
+/// While the socket is full nothing is tried: the kernel tells when there is room.
+#[test]
+fn full_sockets_are_left_alone() {
+    let mut two = Two::new(small(), small());
+    let source = memory(8 << 20);
+    two.near.install(RegionIndex(1), entry(&source));
+    two.near.write(WIRE, &write(1, 8 << 20, 0, 1)).expect("room");
+    for _ in 0..100 {
+        poll(&mut two.near, &mut two.said_near);
+    }
+    let before = two.near.counters();
+    for _ in 0..100 {
+        poll(&mut two.near, &mut two.said_near);
+    }
+    assert_eq!(two.near.counters().sends, before.sends);
+    assert!(before.sends_again <= 1, "{} calls in vain", before.sends_again);
+    assert!(two.near.may_sleep());
+}
+
 /// With nothing to do a poll makes one system call, however many connections there are, and the lane may sleep.
 #[test]
 fn idle_connections_cost_nothing() {
@@ -262,8 +304,8 @@ fn a_busy_connection_starves_nobody() {
     let (source, target) = (memory(1 << 20), memory(1 << 20));
     let quiet = ConnectionIndex(1);
     let wire = UnixStream::pair().expect("a wire");
-    two.near.attach(quiet, wire.0.into(), AttachInfo { peer: 1 }).expect("attached");
-    two.far.attach(quiet, wire.1.into(), AttachInfo { peer: 1 }).expect("attached");
+    two.near.attach(quiet, wire.0.into(), AttachInfo { peer: 1, takes_writes: true }).expect("attached");
+    two.far.attach(quiet, wire.1.into(), AttachInfo { peer: 1, takes_writes: true }).expect("attached");
     two.near.install(RegionIndex(1), entry(&source));
     two.far.install(RegionIndex(1), entry(&target));
     let mut came = 0;

@@ -80,7 +80,7 @@ pub(crate) fn write(region: u32, bytes: u32, slot: u16, post: u32) -> Write {
 }
 
 pub(crate) fn attach(fabric: &mut TcpFabric, socket: impl Into<OwnedFd>) {
-    fabric.attach(WIRE, socket.into(), AttachInfo { peer: 0 }).expect("attached");
+    fabric.attach(WIRE, socket.into(), AttachInfo { peer: 0, takes_writes: true }).expect("attached");
 }
 
 /// Polls a fabric once and appends what it says.
