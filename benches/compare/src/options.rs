@@ -33,9 +33,15 @@ pub(crate) struct Options {
     /// Print the rows and their goals, and do nothing else.
     #[arg(long)]
     pub(crate) list: bool,
+    /// Run only our side of each row, once, for a profiler to look at; there are no verdicts.
+    #[arg(long, conflicts_with_all = ["quick", "json"])]
+    pub(crate) ours_only: bool,
     /// A setting that both nodes start with, in place of its default.
     #[arg(long = "set", value_name = "KEY=VALUE", value_parser = key_value)]
     pub(crate) settings: Vec<(String, String)>,
+    /// Microseconds that our client polls before it sleeps, in place of each row's own.
+    #[arg(long, value_name = "US", hide = true)]
+    pub(crate) client_spin_us: Option<u64>,
     /// Leave the lanes unpinned, in place of one core for each node's lane.
     #[arg(long)]
     pub(crate) unpinned: bool,

@@ -106,9 +106,11 @@ impl Bench<'_> {
 
     fn writes(&mut self, ours: &Shape, reference: &Reference) -> Result<Outcome, Problem> {
         let options = self.options;
+        let spin = options.client_spin_us.map(Duration::from_micros);
+        let ours = &Shape { spin: spin.unwrap_or(ours.spin), ..*ours };
         // Without UCX there is nothing to measure, so the nodes need not be started.
         let put = match reference {
-            Reference::UcxPut => {
+            Reference::UcxPut if !options.ours_only => {
                 self.nodes = None;
                 Some(Put::calibrate(options, ours.bytes, ours.outstanding, options.duration())?)
             }
@@ -154,6 +156,12 @@ fn alternate<S>(
 ) -> Result<Outcome, Problem> {
     let (duration, wanted) = (options.duration(), options.pairs());
     ours(state, WARM_UP)?;
+    if options.ours_only {
+        let measure = ours(state, duration)?;
+        let cost = measure.cpu_s_per_gb().map_or_else(String::new, |cost| format!(", {cost:.3} CPU s/GB"));
+        let notes = vec![format!("ours only: {:.2} GB/s{cost}", measure.bytes / measure.seconds / 1e9)];
+        return Ok(Outcome { notes, ..Outcome::default() });
+    }
     reference(state, WARM_UP)?;
     let mut pairs: Vec<Pair> = Vec::new();
     let mut quiet = 0;

@@ -193,7 +193,8 @@ fn wait_for_listener(port: u16, server: &mut Ended) -> Result<(), Problem> {
             server.finish(TIMEOUT)?;
             return Err(Problem::new("the ucx_perftest server ended at once"));
         }
-        std::thread::sleep(Duration::from_millis(2));
+        // The kernel walks its whole table of connections for each look.
+        std::thread::sleep(Duration::from_millis(20));
     }
     Err(Problem::new("the ucx_perftest server does not listen"))
 }
