@@ -63,7 +63,8 @@ impl Folder {
     /// If it cannot be made.
     #[must_use]
     pub fn new() -> Self {
-        let inner = tempfile::Builder::new().prefix("rh-").tempdir_in("/tmp").expect("a temporary folder in /tmp");
+        let inner =
+            tempfile::Builder::new().prefix("rh-").tempdir_in("/tmp").expect("a temporary folder in /tmp");
         Self { inner }
     }
 

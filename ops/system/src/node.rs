@@ -160,7 +160,9 @@ impl Node {
         assert!(self.control.is_none(), "already started");
         let mut process = self.start("railhead-control", "control");
         let rest = self.rest();
-        self.await_ready(&mut process, "/readyz", || rest.try_get("/readyz").is_some_and(|answer| answer.status == 200));
+        self.await_ready(&mut process, "/readyz", || {
+            rest.try_get("/readyz").is_some_and(|answer| answer.status == 200)
+        });
         self.control = Some(process);
     }
 

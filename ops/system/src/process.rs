@@ -84,7 +84,8 @@ impl Process {
         }
         // It cannot be another process's id yet: it is not reaped.
         let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).expect("a process id");
-        rustix::process::kill_process(pid, signal).unwrap_or_else(|error| panic!("{signal:?} to {}: {error}", self.name));
+        rustix::process::kill_process(pid, signal)
+            .unwrap_or_else(|error| panic!("{signal:?} to {}: {error}", self.name));
     }
 
     /// Waits until it ends by itself.

@@ -74,7 +74,8 @@ impl Rest {
     /// For the control that listens on a port of 127.0.0.1.
     #[must_use]
     pub fn new(port: u16) -> Self {
-        let config = Agent::config_builder().http_status_as_error(false).timeout_global(Some(TIMEOUT)).build();
+        let config =
+            Agent::config_builder().http_status_as_error(false).timeout_global(Some(TIMEOUT)).build();
         Self { agent: config.into(), base: format!("http://127.0.0.1:{port}") }
     }
 
@@ -139,7 +140,8 @@ impl Rest {
     #[track_caller]
     #[must_use]
     pub fn post(&self, path: &str, body: &str) -> Answer {
-        let request = self.agent.post(format!("{}{path}", self.base)).header("content-type", "application/json");
+        let request =
+            self.agent.post(format!("{}{path}", self.base)).header("content-type", "application/json");
         match request.send(body) {
             Ok(response) => Answer::of(response),
             Err(error) => panic!("POST {path}: {error}"),
@@ -165,7 +167,11 @@ impl Rest {
                 *found.get_or_insert(0.0) += value;
             }
         }
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "counters are whole and small")]
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "counters are whole and small"
+        )]
         let value = found.unwrap_or_else(|| panic!("no metric {full} in:\n{text}")) as u64;
         value
     }

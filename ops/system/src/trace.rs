@@ -45,7 +45,9 @@ impl Tracer {
         let thread = std::thread::spawn(move || follow(pid, &ready, &stopped));
         if attached.recv().is_err() {
             let error = thread.join().expect("the tracer does not panic").expect_err("it ended early");
-            panic!("process {pid} cannot be traced: {error}; this test needs ptrace of processes of the same user");
+            panic!(
+                "process {pid} cannot be traced: {error}; this test needs ptrace of processes of the same user"
+            );
         }
         Self { stop, thread }
     }

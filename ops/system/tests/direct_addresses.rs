@@ -1,5 +1,7 @@
 //! Direct is direct and staged is staged: shown by the addresses that the kernel was given for the data, on both nodes.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 mod support;
 
 use railhead_client::{Leg, Region, Write};
@@ -31,7 +33,8 @@ fn split(calls: &[Call], out: bool, node: &Node, region: &Region) -> (u64, u64) 
 
 /// Bytes of pieces that lie in one stretch of memory, the one that has most: the arena, where blocks are used.
 fn in_one_stretch(calls: &[Call], out: bool, node: &Node) -> u64 {
-    let pieces: Vec<&(u64, u64)> = calls.iter().filter(|call| call.out == out).flat_map(|call| &call.pieces).collect();
+    let pieces: Vec<&(u64, u64)> =
+        calls.iter().filter(|call| call.out == out).flat_map(|call| &call.pieces).collect();
     let mut stretches: Vec<(u64, u64)> = Vec::new();
     for mapping in procfs::mappings(node.dataplane_pid()) {
         // The kernel may list one arena as several.
@@ -72,7 +75,10 @@ fn traced(send_leg: Leg, receive_leg: Leg) {
         let least = if out { BYTES } else { BYTES - READ_AHEAD_BYTES };
         assert!(inside + outside >= BYTES, "{name}: only {inside} + {outside} bytes were seen");
         if leg == Leg::DIRECT {
-            assert!(inside >= least, "{name}: {inside} of {BYTES} bytes straight from or to the region, {outside} elsewhere");
+            assert!(
+                inside >= least,
+                "{name}: {inside} of {BYTES} bytes straight from or to the region, {outside} elsewhere"
+            );
             assert!(inside <= BYTES, "{name}: {inside} bytes");
             // Heads and records; not a second copy of the data.
             assert!(outside < BYTES / 10, "{name}: {outside} bytes beside the region");

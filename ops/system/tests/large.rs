@@ -1,5 +1,7 @@
 //! Beyond 4 GiB, where a count or an offset of 32 bits would wrap: needs some 9 GB of memory.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 mod support;
 
 use std::os::fd::OwnedFd;
@@ -52,7 +54,9 @@ fn one_transfer_beyond_4_gib_and_small_ones_around_the_border() {
     }
     for (number, (send_leg, receive_leg)) in ROUTES.into_iter().enumerate() {
         let border = 1_u64 << 32;
-        for (from, to) in [(border - 4096, 0), (0, border - 4096), (border - 1, border + 1), (border + 5, border - 5000)] {
+        for (from, to) in
+            [(border - 4096, 0), (0, border - 4096), (border - 1, border + 1), (border + 5, border - 5000)]
+        {
             let data = pattern(1000 + number as u64, 10_000);
             source.copy_in(from, &data).unwrap();
             poison(&destination, to, 10_000);
@@ -70,7 +74,12 @@ fn one_transfer_beyond_4_gib_and_small_ones_around_the_border() {
     // Staged on both legs, once, as well.
     destination.fill(0, PIECE, POISON).unwrap();
     destination.fill(BYTES - 5000, 5000, POISON).unwrap();
-    let staged = Write { send_leg: Leg::STAGED, receive_leg: Leg::STAGED, deadline_us, ..write(3, &source, &remote, BYTES) };
+    let staged = Write {
+        send_leg: Leg::STAGED,
+        receive_leg: Leg::STAGED,
+        deadline_us,
+        ..write(3, &source, &remote, BYTES)
+    };
     port.submit(&staged).unwrap();
     assert_ok(&one_within(&mut port, LARGE_LIMIT), &staged);
     for at in [0, BYTES - 5000] {

@@ -1,6 +1,8 @@
 //! A sealed lane allocates nothing, faults on nothing and, in `spin`, never gives up its core. Counted by the kernel, not
 //! only by the dataplane.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 mod support;
 
 use std::time::Duration;
@@ -40,7 +42,13 @@ fn load(nodes: [&Node; 2]) {
                 for bytes in [0, 1, 4096, 16_384, 16_385, 262_145, REGION_BYTES] {
                     let class = if round % 2 == 0 { Class::BULK } else { Class::LATENCY };
                     let notify = if round % 3 == 0 { Notify::signal(1, 1) } else { Notify::event(round) };
-                    let write = Write { class, send_leg, receive_leg, notify, ..write(round, &source, &remote, bytes) };
+                    let write = Write {
+                        class,
+                        send_leg,
+                        receive_leg,
+                        notify,
+                        ..write(round, &source, &remote, bytes)
+                    };
                     port.submit(&write).unwrap();
                     port.submit(&Write { bytes: REGION_BYTES + 1, ..write }).unwrap();
                 }
@@ -60,7 +68,9 @@ fn load(nodes: [&Node; 2]) {
 fn change_settings(nodes: [&Node; 2]) {
     for node in nodes {
         for number in 0..20 {
-            node.rest().set(&json!({"send.direct_from_bytes": 1000 + number, "chunk_bytes": 65_536 << (number % 3)}));
+            node.rest().set(
+                &json!({"send.direct_from_bytes": 1000 + number, "chunk_bytes": 65_536 << (number % 3)}),
+            );
         }
     }
 }
@@ -76,7 +86,11 @@ fn sealed(settings: &str, quiet: fn(&procfs::ThreadFacts) -> u64, what: &str) {
     std::thread::sleep(IDLE);
     let after = threads(nodes);
     for ((pid, tid, before), (_, _, after)) in before.iter().zip(&after) {
-        assert_eq!(quiet(after) - quiet(before), 0, "{what} of lane thread {tid} of process {pid}: {before:?} {after:?}");
+        assert_eq!(
+            quiet(after) - quiet(before),
+            0,
+            "{what} of lane thread {tid} of process {pid}: {before:?} {after:?}"
+        );
         assert!(after.cpu_ticks > before.cpu_ticks, "the thread did nothing: {before:?} {after:?}");
     }
     for node in nodes {
@@ -114,7 +128,10 @@ fn an_idle_adaptive_lane_sleeps_under_the_seal() {
     std::thread::sleep(Duration::from_secs(2));
     for ((_, tid, before), (_, _, after)) in before.iter().zip(threads([cluster.a(), cluster.b()])) {
         // Ticks of 10 ms: 2 in 2 s are 1 %.
-        assert!(after.cpu_ticks - before.cpu_ticks <= 2, "lane thread {tid} is not idle: {before:?} {after:?}");
+        assert!(
+            after.cpu_ticks - before.cpu_ticks <= 2,
+            "lane thread {tid} is not idle: {before:?} {after:?}"
+        );
     }
     cluster.stop();
 }

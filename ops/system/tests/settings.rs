@@ -1,6 +1,8 @@
 //! Settings changed live, with transfers in flight: after a 200 every later transfer carries the new generation and goes
 //! by the new rules, sleeping lanes included, and nothing fails.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 mod support;
 
 use std::collections::BTreeMap;
@@ -61,16 +63,26 @@ fn change(number: u64) -> Json {
     let policy = ["spin", "adaptive"][usize::try_from(number / 5 % 2).unwrap()];
     match number % 5 {
         0 => json!({"send": {"mode": mode, "direct_from_bytes": threshold}}),
-        1 => json!({"send": {"mode": "auto", "direct_from_bytes": threshold}, "chunk_bytes": 16_384 << (number % 4)}),
+        1 => {
+            json!({"send": {"mode": "auto", "direct_from_bytes": threshold}, "chunk_bytes": 16_384 << (number % 4)})
+        }
         2 => json!({"idle": {"policy": policy}, "send": {"mode": mode}}),
-        3 => json!({"pipeline_depth": 1 + number % 16, "slice_bytes": 8192 << (number % 4), "send.direct_from_bytes": threshold}),
+        3 => {
+            json!({"pipeline_depth": 1 + number % 16, "slice_bytes": 8192 << (number % 4), "send.direct_from_bytes": threshold})
+        }
         _ => json!({"idle.policy": "adaptive", "idle.spin_us": number % 100, "send.mode": mode}),
     }
 }
 
 /// Keeps transfers in flight until told to stop; each must succeed and agree with the rules of the generation that it
 /// carries, which must not be older than what was answered before it was submitted. Returns how many there were.
-fn load(port: &mut Port, source: &Region, remote: &Remote, published: &Mutex<Published>, stop: &Receiver<()>) -> u64 {
+fn load(
+    port: &mut Port,
+    source: &Region,
+    remote: &Remote,
+    published: &Mutex<Published>,
+    stop: &Receiver<()>,
+) -> u64 {
     let mut number = 0;
     // Answers: the newest generation answered before it, and its bytes.
     let mut submit = |port: &mut Port, slot: usize| {
@@ -100,7 +112,11 @@ fn load(port: &mut Port, source: &Region, remote: &Remote, published: &Mutex<Pub
         }
         let published = published.lock().unwrap();
         waiting.retain(|(least, bytes, completion)| {
-            assert!(completion.generation >= *least, "generation {} after the 200 of {least}", completion.generation);
+            assert!(
+                completion.generation >= *least,
+                "generation {} after the 200 of {least}",
+                completion.generation
+            );
             // A lane may use a generation before its answer is here.
             let Some(rule) = published.rules.get(&completion.generation) else { return true };
             assert_eq!(Leg(completion.send_leg), rule.leg(*bytes), "{rule:?}: {completion:?}");
@@ -119,7 +135,11 @@ fn probe(port: &mut Port, source: &Region, remote: &Remote, least: u64, send: &R
     for bytes in SIZES {
         let completion = transfer(port, &write(bytes, source, remote, bytes));
         outcome(&completion).unwrap_or_else(|failure| panic!("{failure}: {completion:?}"));
-        assert!(completion.generation >= least, "generation {} after the 200 of {least}", completion.generation);
+        assert!(
+            completion.generation >= least,
+            "generation {} after the 200 of {least}",
+            completion.generation
+        );
         assert_eq!(Leg(completion.send_leg), send.leg(bytes), "{send:?}: {completion:?}");
         if let Some(receive) = receive {
             assert_eq!(Leg(completion.receive_leg), receive.leg(bytes), "{receive:?}: {completion:?}");
@@ -144,7 +164,8 @@ fn a_thousand_changes_under_load() {
     let two_lanes = NodeConfig { lanes: 2, settings, ..NodeConfig::new("a") };
     let cluster = Cluster::start(vec![two_lanes, NodeConfig::new("b")]);
     let (sender, receiver) = (attach(cluster.a(), "sender", 2), attach(cluster.b(), "receiver", 1));
-    let (source, _destination) = (region(&sender, "", REGION_BYTES), region(&receiver, "destination", REGION_BYTES));
+    let (source, _destination) =
+        (region(&sender, "", REGION_BYTES), region(&receiver, "destination", REGION_BYTES));
     let remote = open(&sender, "b", "destination");
     let (mut busy, mut quiet) = (sender.take_port().unwrap(), sender.take_port().unwrap());
     assert_eq!((busy.lane(), quiet.lane()), (0, 1));
@@ -184,7 +205,10 @@ fn a_thousand_changes_under_load() {
         assert!(done > CHANGES, "{done} transfers are no load");
     });
     let of_quiet = &lanes(cluster.a())[1];
-    assert!(of_quiet["counters"]["sleeps_total"].as_u64() > Some(0), "the quiet lane never slept: {of_quiet}");
+    assert!(
+        of_quiet["counters"]["sleeps_total"].as_u64() > Some(0),
+        "the quiet lane never slept: {of_quiet}"
+    );
     for node in [cluster.a(), cluster.b()] {
         assert_eq!(node.rest().counter("transfers_failed_total"), 0);
         assert_blocks_home(node, 2);
@@ -286,7 +310,9 @@ fn what_is_refused_changes_nothing() {
     let cluster = Cluster::start(vec![NodeConfig::new("a")]);
     let rest = cluster.a().rest();
     let before = rest.get("/v1/settings").expect(200);
-    let dry = rest.patch_text("/v1/settings?dry_run=true", &json!({"send.mode": "direct"}).to_string(), &[]).expect(200);
+    let dry = rest
+        .patch_text("/v1/settings?dry_run=true", &json!({"send.mode": "direct"}).to_string(), &[])
+        .expect(200);
     assert_eq!(dry.json["changed"][0]["name"], "send.mode");
     assert_eq!((&dry.json["state"], generation(&dry.json)), (&json!("dry_run"), generation(&before.json)));
     for (patch, code, field) in [
@@ -306,7 +332,11 @@ fn what_is_refused_changes_nothing() {
             let answer = rest.patch_text(&format!("/v1/settings{query}"), &patch.to_string(), &[]);
             assert!(matches!(answer.status, 409 | 422), "{patch}: {} {}", answer.status, answer.text);
             assert_eq!((answer.code(), answer.json["field"].as_str()), (code, Some(field)), "{patch}");
-            assert!(answer.json["remedy"].as_str().is_some_and(|remedy| !remedy.is_empty()), "{}", answer.text);
+            assert!(
+                answer.json["remedy"].as_str().is_some_and(|remedy| !remedy.is_empty()),
+                "{}",
+                answer.text
+            );
         }
     }
     let after = rest.get("/v1/settings").expect(200);
@@ -320,7 +350,8 @@ fn a_lane_moves_to_another_core_under_load() {
     assert!(mine.len() >= 2, "this needs two cores, there are {mine:?}");
     let cluster = Cluster::pair();
     let (sender, receiver) = (attach(cluster.a(), "sender", 1), attach(cluster.b(), "receiver", 1));
-    let (source, _destination) = (region(&sender, "", REGION_BYTES), region(&receiver, "destination", REGION_BYTES));
+    let (source, _destination) =
+        (region(&sender, "", REGION_BYTES), region(&receiver, "destination", REGION_BYTES));
     let remote = open(&sender, "b", "destination");
     let mut port = sender.take_port().unwrap();
     let rest = cluster.a().rest();
@@ -362,6 +393,9 @@ fn a_rollback_brings_back_what_was() {
     let back = rest.post("/v1/settings/rollback", &body).expect(200);
     assert!(generation(&back.json) > generation(&second.json), "going back is a change as well");
     assert_eq!(back.json["settings"], first.json["settings"]);
-    assert_eq!(rest.post("/v1/settings/rollback", "{\"generation\": 999999}").expect(404).code(), "not_found");
+    assert_eq!(
+        rest.post("/v1/settings/rollback", "{\"generation\": 999999}").expect(404).code(),
+        "not_found"
+    );
     cluster.stop();
 }

@@ -113,12 +113,7 @@ pub(crate) const STAGES: &[Stage] = &[
         ],
     ),
     stage("build", 1200, &[run(&["cargo", "build", "--workspace", "--release", "--bins"])]),
-    system(
-        "seal",
-        600,
-        &[],
-        &[test(&["cargo", "test", "--package", "railhead-system", "--test", "seal"])],
-    ),
+    system("seal", 600, &[], &[test(&["cargo", "test", "--package", "railhead-system", "--test", "seal"])]),
     system(
         "two-node",
         600,

@@ -21,7 +21,8 @@ fn addresses_and_bytes_of_another_process_are_seen() {
     drop(stdin);
     assert!(child.wait().unwrap().success(), "it runs on after it was let go");
     for out in [false, true] {
-        let pieces: Vec<_> = calls.iter().filter(|call| call.out == out).flat_map(|call| &call.pieces).collect();
+        let pieces: Vec<_> =
+            calls.iter().filter(|call| call.out == out).flat_map(|call| &call.pieces).collect();
         assert_eq!(pieces.iter().map(|(_, bytes)| bytes).sum::<u64>(), 5000, "{calls:?}");
         assert!(pieces.iter().all(|(at, bytes)| maps.iter().any(|mapping| mapping.holds(*at, *bytes))));
     }
@@ -30,7 +31,8 @@ fn addresses_and_bytes_of_another_process_are_seen() {
 #[test]
 fn pieces_of_vectors_and_messages_are_decoded() {
     let own = [[1_u8; 24], [2; 24]];
-    let iovecs = own.each_ref().map(|part| libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: 24 });
+    let iovecs =
+        own.each_ref().map(|part| libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: 24 });
     let mut message = MaybeUninit::<libc::msghdr>::zeroed();
     // SAFETY: a zeroed msghdr is a valid value, and only two of its members are set.
     let message = unsafe {

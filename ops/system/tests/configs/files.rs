@@ -84,11 +84,26 @@ fn bad_files_are_refused_before_anything_is_made() {
         ("lanes = 1", "lanes = 1\ncores = [0, 1]", Code::ConfigContradiction, "dataplane.cores"),
         ("name = \"b\"", "name = \"a\"", Code::ConfigContradiction, "peer[0].name"),
         ("key_file = \"cluster.key\"", "", Code::ConfigField, "fabric.key_file"),
-        ("hugepages = \"never\"", "hugepages = \"never\"\nsmall_receive = 1", Code::ConfigContradiction, "pool.small_receive"),
-        ("hugepages = \"never\"", "hugepages = \"never\"\nlarge_bytes = 65536", Code::SettingBlockBytes, "settings.chunk_bytes"),
+        (
+            "hugepages = \"never\"",
+            "hugepages = \"never\"\nsmall_receive = 1",
+            Code::ConfigContradiction,
+            "pool.small_receive",
+        ),
+        (
+            "hugepages = \"never\"",
+            "hugepages = \"never\"\nlarge_bytes = 65536",
+            Code::SettingBlockBytes,
+            "settings.chunk_bytes",
+        ),
         ("[settings]", "[settings]\nsend.mode = \"fast\"", Code::SettingRange, "settings.send.mode"),
         ("[settings]", "[settings]\nsend.modes = \"auto\"", Code::SettingUnknown, "settings.send.modes"),
-        ("[settings]", "[settings]\nslice_bytes = 1_048_576", Code::SettingContradiction, "settings.slice_bytes"),
+        (
+            "[settings]",
+            "[settings]\nslice_bytes = 1_048_576",
+            Code::SettingContradiction,
+            "settings.slice_bytes",
+        ),
         ("[settings]", "[setting]", Code::ConfigField, "setting"),
         ("max = 64", "max = 64\nuids = []", Code::ConfigContradiction, "session.uids"),
     ];
@@ -125,7 +140,10 @@ fn missing_and_unreadable_files_are_named() {
         let ended = run(&mut Command::new(binary(program)), LIMIT);
         assert!(ended.code.is_some_and(|code| code != 0) && ended.err.contains("--config"), "{ended:?}");
         let ended = run(Command::new(binary(program)).args(["--config", "x", "--no-such-thing"]), LIMIT);
-        assert!(ended.code.is_some_and(|code| code != 0) && ended.err.contains("--no-such-thing"), "{ended:?}");
+        assert!(
+            ended.code.is_some_and(|code| code != 0) && ended.err.contains("--no-such-thing"),
+            "{ended:?}"
+        );
     }
 }
 
@@ -138,7 +156,9 @@ fn bad_key_files_are_refused_and_never_shown() {
         std::fs::write(&key, content).unwrap();
         std::fs::set_permissions(&key, std::fs::Permissions::from_mode(mode)).unwrap();
     };
-    for (content, mode) in [(digits.as_str(), 0o644), (&digits[1..], 0o600), ("", 0o600), (&digits.replace('a', "x"), 0o600)] {
+    for (content, mode) in
+        [(digits.as_str(), 0o644), (&digits[1..], 0o600), ("", 0o600), (&digits.replace('a', "x"), 0o600)]
+    {
         write(content, mode);
         for program in PROGRAMS {
             for check in [true, false] {
@@ -161,7 +181,8 @@ fn taken_ports_are_named() {
     let (_folder, file, text) = good();
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
-    for (program, field) in [("railhead-dataplane", "fabric.listen"), ("railhead-control", "control.listen")] {
+    for (program, field) in [("railhead-dataplane", "fabric.listen"), ("railhead-control", "control.listen")]
+    {
         let (section, _) = field.split_once('.').unwrap();
         let at = text.find(&format!("[{section}]\nlisten = \"")).unwrap();
         let old: String = text[at..].lines().nth(1).unwrap().to_owned();
@@ -198,7 +219,12 @@ fn a_second_dataplane_of_one_node_is_refused_and_the_first_lives() {
 #[test]
 fn a_spoilt_settings_file_is_told_of_and_not_used() {
     let mut cluster = Cluster::prepare(vec![NodeConfig::new("a")]);
-    for spoilt in ["", "{", "{\"format\":1}", "{\"format\":99,\"generation\":1,\"author\":\"x\",\"unix_ns\":1,\"settings\":{}}"] {
+    for spoilt in [
+        "",
+        "{",
+        "{\"format\":1}",
+        "{\"format\":99,\"generation\":1,\"author\":\"x\",\"unix_ns\":1,\"settings\":{}}",
+    ] {
         std::fs::create_dir_all(cluster.a().state_dir()).unwrap();
         std::fs::write(cluster.a().state_dir().join("settings.json"), spoilt).unwrap();
         cluster.nodes[0].start_both();

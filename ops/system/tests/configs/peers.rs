@@ -86,7 +86,10 @@ fn a_node_of_another_major_version_is_refused_clearly() {
     assert_eq!(error.code(), Code::MajorMismatch, "{error}");
     until("the node says so", LIMIT, || {
         let events = cluster.b().events();
-        events.iter().any(|event| event["event"] == "peer_refused" && event["code"] == "major_mismatch").then_some(())
+        events
+            .iter()
+            .any(|event| event["event"] == "peer_refused" && event["code"] == "major_mismatch")
+            .then_some(())
     });
     assert_eq!(peer_of(cluster.b())["state"], "down");
     // The real one is welcome.
@@ -117,7 +120,10 @@ fn strangers_on_the_fabric_port_get_nothing() {
         assert!(answer.is_empty(), "a stranger was told {answer:?}");
         transfer_ok(&mut port, &write(1, &source, &remote, 65_536));
     }
-    assert_eq!((peer_of(cluster.a())["downs"].as_u64(), peer_of(cluster.b())["downs"].as_u64()), (Some(0), Some(0)));
+    assert_eq!(
+        (peer_of(cluster.a())["downs"].as_u64(), peer_of(cluster.b())["downs"].as_u64()),
+        (Some(0), Some(0))
+    );
     drop((port, source));
     cluster.stop();
 }
@@ -145,7 +151,9 @@ fn frames_that_are_none_are_refused_on_the_session_socket() {
         let mut buffer = [0; FRAME_BYTES_MAX];
         // Closed without a word is allowed; a wrong word is not.
         if let Ok(answer) = railhead_shm::socket::recv_frame(&socket, &mut buffer, 8) {
-            let frame = [version, version + 1].iter().find_map(|version| Frame::decode(*version, &buffer[..answer.bytes]).ok());
+            let frame = [version, version + 1]
+                .iter()
+                .find_map(|version| Frame::decode(*version, &buffer[..answer.bytes]).ok());
             match frame {
                 Some(Frame::Refused(refused)) => assert_eq!(Code::from_number(refused.code), expected),
                 other => panic!("answered with {other:?}"),

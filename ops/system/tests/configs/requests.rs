@@ -26,7 +26,11 @@ fn bad_requests_are_refused_with_a_problem_that_names_the_part() {
         let shown = &body[..body.len().min(60)];
         assert_eq!((answer.status, answer.code()), (status, "request_malformed"), "{shown}: {}", answer.text);
         assert_eq!(answer.json["field"], field, "{shown}: {}", answer.text);
-        assert!(answer.json["detail"].as_str().is_some_and(|detail| !detail.is_empty()), "{shown}: {}", answer.text);
+        assert!(
+            answer.json["detail"].as_str().is_some_and(|detail| !detail.is_empty()),
+            "{shown}: {}",
+            answer.text
+        );
     }
     for path in [
         "/v1/settings?dry=true",
@@ -49,7 +53,9 @@ fn bad_requests_are_refused_with_a_problem_that_names_the_part() {
     let wrong = rest.post("/v1/settings", "{}").expect(405);
     assert_eq!(wrong.code(), "method_not_allowed");
     assert!(wrong.allow.contains("PATCH"), "{wrong:?}");
-    let stale = rest.patch_text("/v1/settings", "{\"send.mode\": \"staged\"}", &[("if-match", "\"1-0\"")]).expect(412);
+    let stale = rest
+        .patch_text("/v1/settings", "{\"send.mode\": \"staged\"}", &[("if-match", "\"1-0\"")])
+        .expect(412);
     assert_eq!(stale.code(), "etag_mismatch");
     let after = rest.get("/v1/settings").expect(200);
     assert_eq!((after.etag, &after.json["settings"]), (before.etag, &before.json["settings"]));
@@ -62,14 +68,22 @@ fn without_a_dataplane_control_says_so() {
     // Not waited for: it is not ready without a dataplane.
     let mut command = Command::new(binary("railhead-control"));
     command.arg("--config").arg(cluster.a().file());
-    let control = railhead_system::Process::start("control", &mut command, &cluster.folder().join("control.log"));
+    let control =
+        railhead_system::Process::start("control", &mut command, &cluster.folder().join("control.log"));
     let rest = cluster.a().rest();
-    railhead_system::until("control answers", LIMIT, || rest.try_get("/healthz").filter(|answer| answer.status == 200));
-    for path in ["/readyz", "/v1/node", "/v1/settings", "/v1/lanes", "/v1/pools", "/v1/transfers", "/v1/events"] {
+    railhead_system::until("control answers", LIMIT, || {
+        rest.try_get("/healthz").filter(|answer| answer.status == 200)
+    });
+    for path in
+        ["/readyz", "/v1/node", "/v1/settings", "/v1/lanes", "/v1/pools", "/v1/transfers", "/v1/events"]
+    {
         let answer = rest.get(path);
         assert_eq!((answer.status, answer.code()), (503, "dataplane_absent"), "{path}: {}", answer.text);
     }
-    assert_eq!(rest.patch_text("/v1/settings", "{\"send.mode\": \"staged\"}", &[]).expect(503).code(), "dataplane_absent");
+    assert_eq!(
+        rest.patch_text("/v1/settings", "{\"send.mode\": \"staged\"}", &[]).expect(503).code(),
+        "dataplane_absent"
+    );
     let ended = command_of(&rest, &["status"]);
     assert_eq!(ended.code, Some(3), "{ended:?}");
     cluster.nodes[0].start_dataplane();
@@ -137,7 +151,10 @@ fn the_load_generator_says_what_is_wrong() {
     std::fs::write(&spoilt, "not a model").unwrap();
     let spoilt = spoilt.to_str().unwrap();
     for (arguments, names) in [
-        (vec!["push", "/nonexistent.safetensors", "--socket", socket, "--to", "self"], "/nonexistent.safetensors"),
+        (
+            vec!["push", "/nonexistent.safetensors", "--socket", socket, "--to", "self"],
+            "/nonexistent.safetensors",
+        ),
         (vec!["push", spoilt, "--socket", socket, "--to", "self"], "spoilt.safetensors"),
         (vec!["push", spoilt, "--socket", "/nonexistent.sock", "--to", "self"], "spoilt.safetensors"),
         (vec!["sweep", "--socket", "/nonexistent.sock", "--to", "self"], "/nonexistent.sock"),
@@ -150,7 +167,11 @@ fn the_load_generator_says_what_is_wrong() {
         let ended = run(Command::new(binary("railhead-bench")).args(&arguments), LIMIT);
         assert!(ended.code.is_some_and(|code| code != 0), "{arguments:?}: {ended:?}");
         assert!(ended.err.contains(names), "{arguments:?} does not name {names}: {}", ended.err);
-        assert!(!ended.err.contains("panicked") && ended.err.lines().count() < 16, "{arguments:?}: {}", ended.err);
+        assert!(
+            !ended.err.contains("panicked") && ended.err.lines().count() < 16,
+            "{arguments:?}: {}",
+            ended.err
+        );
     }
     cluster.stop();
 }

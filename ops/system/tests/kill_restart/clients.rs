@@ -45,7 +45,12 @@ fn client_process() {
                 cookie += 1;
                 let notify = Notify::event(cookie);
                 // The ring may be full: at the peer nobody takes the events, so deliveries wait there.
-                let _ = port.submit(&Write { send_leg, receive_leg, notify, ..write(cookie, &source, remote, REGION_BYTES) });
+                let _ = port.submit(&Write {
+                    send_leg,
+                    receive_leg,
+                    notify,
+                    ..write(cookie, &source, remote, REGION_BYTES)
+                });
             }
             port.wait(Duration::from_millis(1));
             let mut some = [railhead_client::Completion::default(); 4];

@@ -19,7 +19,10 @@ fn settings_outlive_control_and_transfers_do_not_notice() {
     let _steady = region(&receiver, "steady", REGION_BYTES);
     let load = Load::start(attach(cluster.a(), "steady", 1), "b", "steady", false);
     for round in 0..5_u64 {
-        let answer = cluster.a().rest().set(&json!({"send": {"direct_from_bytes": 5000 + round}, "pipeline_depth": 3 + round}));
+        let answer = cluster
+            .a()
+            .rest()
+            .set(&json!({"send": {"direct_from_bytes": 5000 + round}, "pipeline_depth": 3 + round}));
         let before = answer.json;
         cluster.nodes[0].kill_control();
         assert!(cluster.a().rest().try_get("/healthz").is_none());
@@ -43,7 +46,9 @@ fn a_change_that_control_dies_in_is_made_or_not() {
     let receiver = attach(cluster.b(), "receiver", 1);
     let _steady = region(&receiver, "steady", REGION_BYTES);
     let load = Load::start(attach(cluster.a(), "steady", 1), "b", "steady", false);
-    let values = |body: &Json| (body["settings"]["pipeline_depth"].clone(), body["settings"]["send"]["direct_from_bytes"].clone());
+    let values = |body: &Json| {
+        (body["settings"]["pipeline_depth"].clone(), body["settings"]["send"]["direct_from_bytes"].clone())
+    };
     let rest = cluster.a().rest();
     rest.set(&json!({"pipeline_depth": 1, "send.direct_from_bytes": 1001}));
     let mut last = 1;
@@ -81,13 +86,17 @@ fn a_change_that_control_dies_in_is_made_or_not() {
 fn a_second_control_is_refused_with_the_first_ones_pid() {
     let cluster = Cluster::pair();
     let text = cluster.a().config.text();
-    let other = text.replace(&cluster.a().config.control_port.to_string(), &railhead_system::free_port().to_string());
+    let other =
+        text.replace(&cluster.a().config.control_port.to_string(), &railhead_system::free_port().to_string());
     let file = cluster.folder().join("second.toml");
     std::fs::write(&file, other).unwrap();
     let mut command = std::process::Command::new(railhead_system::binary("railhead-control"));
     let ended = railhead_system::run(command.arg("--config").arg(&file), Duration::from_secs(10));
     assert!(ended.code.is_some_and(|code| code != 0), "{ended:?}");
-    assert!(ended.err.contains("control_held") && ended.err.contains(&cluster.a().control_pid().to_string()), "{ended:?}");
+    assert!(
+        ended.err.contains("control_held") && ended.err.contains(&cluster.a().control_pid().to_string()),
+        "{ended:?}"
+    );
     let _ = cluster.a().rest().get("/readyz").expect(200);
     cluster.stop();
 }

@@ -41,7 +41,9 @@ fn the_initiators_dataplane_dies() {
             (node["peers"][0]["state"] == "down").then_some(())
         });
         cluster.nodes[0].start_dataplane();
-        until("control is ready again", LIMIT, || (cluster.a().rest().get("/readyz").status == 200).then_some(()));
+        until("control is ready again", LIMIT, || {
+            (cluster.a().rest().get("/readyz").status == 200).then_some(())
+        });
         cluster.await_connected();
         let node = cluster.a().rest().get("/v1/node").expect(200).json;
         assert_ne!(node["incarnation"], incarnation);
@@ -142,7 +144,11 @@ fn a_dataplane_that_is_asked_to_stop_under_load_stops_in_good_order() {
     std::thread::sleep(Duration::from_millis(100));
     let mut dataplane = cluster.nodes[0].dataplane.take().unwrap();
     let (status, took) = dataplane.stop();
-    assert!(status.success() && took < Duration::from_secs(4), "{status} after {took:?}: {}", dataplane.said());
+    assert!(
+        status.success() && took < Duration::from_secs(4),
+        "{status} after {took:?}: {}",
+        dataplane.said()
+    );
     assert!(!cluster.a().session_socket().exists() && !cluster.a().admin_socket().exists());
     let books = load.wait_for_failure();
     books.assert_only(&[Code::DataplaneLost, Code::SessionClosed]);

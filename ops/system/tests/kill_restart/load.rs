@@ -87,7 +87,8 @@ fn run(mut port: Port, source: &Region, remote: &Remote, until_failure: bool, st
         while !ending && (open.len() as u64) < DEPTH {
             let (send_leg, receive_leg) = ROUTES[usize::try_from(next % 4).unwrap()];
             let bytes = SIZES[usize::try_from(next / 4 % 4).unwrap()];
-            port.submit(&Write { send_leg, receive_leg, ..write(next, source, remote, bytes) }).expect("room");
+            port.submit(&Write { send_leg, receive_leg, ..write(next, source, remote, bytes) })
+                .expect("room");
             open.insert(next);
             next += 1;
         }
@@ -100,7 +101,9 @@ fn run(mut port: Port, source: &Region, remote: &Remote, until_failure: bool, st
             assert!(open.remove(&completion.cookie), "completed twice, or never submitted: {completion:?}");
             match outcome(completion) {
                 Ok(()) => books.done += 1,
-                Err(failure) => *books.failed.entry(failure.code.map_or("unknown code", Code::name)).or_default() += 1,
+                Err(failure) => {
+                    *books.failed.entry(failure.code.map_or("unknown code", Code::name)).or_default() += 1
+                }
             }
         }
     }

@@ -137,7 +137,14 @@ pub(crate) fn drain(port: &mut Port, limit: Duration) -> Vec<Completion> {
 
 /// A write from the beginning of a region to the beginning of a remote one.
 pub(crate) fn write(cookie: u64, local: &Region, remote: &Remote, bytes: u64) -> Write {
-    Write { cookie, local: local.handle(), remote: remote.handle(), bytes, class: Class::BULK, ..Write::default() }
+    Write {
+        cookie,
+        local: local.handle(),
+        remote: remote.handle(),
+        bytes,
+        class: Class::BULK,
+        ..Write::default()
+    }
 }
 
 /// The bytes that transfer number `seed` moves: each depends on its place and on the transfer.
@@ -154,7 +161,8 @@ pub(crate) fn pattern(seed: u64, bytes: usize) -> Vec<u8> {
 
 /// SplitMix64 of both.
 pub(crate) fn mix(seed: u64, at: u64) -> u64 {
-    let mut word = seed.wrapping_mul(0xD134_2543_DE82_EF95).wrapping_add(at.wrapping_mul(0x9E37_79B9_7F4A_7C15));
+    let mut word =
+        seed.wrapping_mul(0xD134_2543_DE82_EF95).wrapping_add(at.wrapping_mul(0x9E37_79B9_7F4A_7C15));
     word = (word ^ (word >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     word = (word ^ (word >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
     word ^ (word >> 31)
@@ -236,7 +244,9 @@ pub(crate) fn assert_blocks_home(node: &Node, peer_lanes: u64) {
         last.clone_from(&answer.text);
         let pools = answer.json["pools"].as_array().cloned().unwrap_or_default();
         let kinds: Vec<_> = pools.iter().filter_map(|pool| pool["blocks"].as_array()).flatten().collect();
-        let all = kinds.len() == 4 * pools.len() && !pools.is_empty() && kinds.iter().all(|kind| is_home(kind, peer_lanes));
+        let all = kinds.len() == 4 * pools.len()
+            && !pools.is_empty()
+            && kinds.iter().all(|kind| is_home(kind, peer_lanes));
         all.then_some(())
     });
     assert!(home.is_some(), "blocks of {} are not home: {last}", node.config.name);

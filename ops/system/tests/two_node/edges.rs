@@ -29,7 +29,14 @@ fn every_route_and_size(target: &str, to_itself: bool) {
             for (local_offset, remote_offset) in OFFSETS {
                 cookie += 1;
                 let class = if cookie % 2 == 0 { Class::BULK } else { Class::LATENCY };
-                let write = Write { class, send_leg, receive_leg, local_offset, remote_offset, ..write(cookie, &source, &remote, bytes) };
+                let write = Write {
+                    class,
+                    send_leg,
+                    receive_leg,
+                    local_offset,
+                    remote_offset,
+                    ..write(cookie, &source, &remote, bytes)
+                };
                 let data = pattern(cookie, usize::try_from(bytes).unwrap());
                 source.copy_in(local_offset, &data).unwrap();
                 poison(&destination, remote_offset, bytes);
@@ -89,7 +96,11 @@ fn without_an_override_the_threshold_decides() {
     ] {
         let completion = transfer_ok(&mut port, &write(bytes, &source, &remote, bytes));
         assert_eq!((Leg(completion.send_leg), Leg(completion.receive_leg)), (leg, leg), "{bytes}");
-        assert_eq!((completion.send_reason, completion.receive_reason), (reason as u8, reason as u8), "{bytes}");
+        assert_eq!(
+            (completion.send_reason, completion.receive_reason),
+            (reason as u8, reason as u8),
+            "{bytes}"
+        );
     }
     drop(port);
     cluster.stop();

@@ -23,7 +23,7 @@ fn client(port: &mut Port, source: &Region, destination: &Region, remote: &Remot
             1 => mix(seed, 4) % 70_000,
             _ => mix(seed, 4) % (SLOT_BYTES - 2 * GUARD_BYTES - 5000),
         };
-        let class = if mix(seed, 5) % 2 == 0 { Class::LATENCY } else { Class::BULK };
+        let class = if mix(seed, 5).is_multiple_of(2) { Class::LATENCY } else { Class::BULK };
         source.copy_in(at, &pattern(seed, usize::try_from(bytes).unwrap())).unwrap();
         poison(destination, at, bytes);
         let notify = Notify::signal(u32::try_from(first_slot).unwrap(), 1);
@@ -91,7 +91,8 @@ fn many_clients(lanes_a: usize, lanes_b: usize, target: &str) {
             });
         }
     });
-    let moved: u64 = lanes(cluster.a()).iter().filter(|lane| lane["counters"]["transfers_done_total"] != 0).count() as u64;
+    let moved: u64 =
+        lanes(cluster.a()).iter().filter(|lane| lane["counters"]["transfers_done_total"] != 0).count() as u64;
     assert_eq!(moved, u64::from(ports), "every lane moved something");
     assert_blocks_home(cluster.a(), lanes_b as u64);
     assert_blocks_home(cluster.b(), lanes_a as u64);

@@ -1,5 +1,7 @@
 //! Two real nodes over TCP, and one to itself.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 #[path = "../support/mod.rs"]
 mod support;
 

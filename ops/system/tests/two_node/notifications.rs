@@ -86,7 +86,8 @@ fn events_carry_value_region_and_range_in_order() {
 fn a_full_event_ring_is_back_pressure() {
     const COUNT: u64 = 700;
     let cluster = Cluster::pair();
-    let (sender, receiver) = (attach_with(cluster.a(), "sender", 1, 1024), attach(cluster.b(), "receiver", 1));
+    let (sender, receiver) =
+        (attach_with(cluster.a(), "sender", 1, 1024), attach(cluster.b(), "receiver", 1));
     let (source, _destination) = (region(&sender, "", 4096), region(&receiver, "destination", 4096));
     let remote = open(&sender, "b", "destination");
     let mut port = sender.take_port().unwrap();
@@ -95,7 +96,9 @@ fn a_full_event_ring_is_back_pressure() {
         port.submit(&Write { notify: Notify::event(value), ..write(value, &source, &remote, 0) }).unwrap();
     }
     port.ring();
-    until("the event ring is full", LIMIT, || (cluster.b().rest().counter("event_waits_total") > 0).then_some(()));
+    until("the event ring is full", LIMIT, || {
+        (cluster.b().rest().counter("event_waits_total") > 0).then_some(())
+    });
     let mut values = Vec::new();
     let mut some = [SessionEvent::default(); 50];
     while values.len() < usize::try_from(COUNT).unwrap() {
@@ -120,7 +123,8 @@ fn a_signal_word_that_the_target_does_not_have_is_refused() {
     let (source, _destination) = (region(&sender, "", 4096), region(&receiver, "destination", 4096));
     let remote = open(&sender, "b", "destination");
     let mut port = sender.take_port().unwrap();
-    let completion = transfer(&mut port, &Write { notify: Notify::signal(64, 1), ..write(1, &source, &remote, 8) });
+    let completion =
+        transfer(&mut port, &Write { notify: Notify::signal(64, 1), ..write(1, &source, &remote, 8) });
     let code = outcome(&completion).unwrap_err().code;
     assert!(matches!(code, Some(Code::NotificationUnknown | Code::NotificationRefused)), "{completion:?}");
     transfer_ok(&mut port, &Write { notify: Notify::signal(63, 1), ..write(2, &source, &remote, 8) });

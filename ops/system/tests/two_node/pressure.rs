@@ -9,7 +9,8 @@ use rustix::process::Signal;
 use crate::support::*;
 
 /// As few blocks as the file allows: everything forced staged has to wait its turn, and nothing fails.
-const TINY_POOL: &str = "hugepages = \"never\"\nsmall_send = 1\nsmall_receive = 4\nlarge_send = 1\nlarge_receive = 1\n";
+const TINY_POOL: &str =
+    "hugepages = \"never\"\nsmall_send = 1\nsmall_receive = 4\nlarge_send = 1\nlarge_receive = 1\n";
 
 #[test]
 fn full_rings_and_empty_pools_only_hold_up() {
@@ -47,7 +48,8 @@ fn full_rings_and_empty_pools_only_hold_up() {
             let mut some = [railhead_client::Completion::default(); 16];
             let count = port.poll(&mut some);
             for completion in &some[..count] {
-                outcome(completion).unwrap_or_else(|failure| panic!("transfer {}: {failure}", completion.cookie));
+                outcome(completion)
+                    .unwrap_or_else(|failure| panic!("transfer {}: {failure}", completion.cookie));
             }
             done += count;
         }
@@ -73,13 +75,18 @@ fn two_nodes_full_of_sends_do_not_wait_for_each_other() {
             scope.spawn(move || {
                 let session = attach(from, "sender", 1);
                 let receiver = attach(to, "receiver", 1);
-                let (source, _destination) = (region(&session, "", 1 << 20), region(&receiver, "in", 1 << 20));
+                let (source, _destination) =
+                    (region(&session, "", 1 << 20), region(&receiver, "in", 1 << 20));
                 let remote = open(&session, &to.config.name, "in");
                 let mut port = session.take_port().unwrap();
                 for number in 0..200 {
                     let bytes = if number % 2 == 0 { 1 << 20 } else { 10_000 };
                     let staged = (Leg::STAGED, Leg::STAGED);
-                    let write = Write { send_leg: staged.0, receive_leg: staged.1, ..write(number, &source, &remote, bytes) };
+                    let write = Write {
+                        send_leg: staged.0,
+                        receive_leg: staged.1,
+                        ..write(number, &source, &remote, bytes)
+                    };
                     port.submit(&write).unwrap();
                 }
                 port.ring();
@@ -100,7 +107,8 @@ fn a_peer_that_hangs_ends_transfers_within_the_stated_time() {
     const DEADLINE: Duration = Duration::from_millis(300);
     const QUIESCE_MAX: Duration = Duration::from_millis(700);
     let settings = "quiesce_max_ms = 700\n".to_owned();
-    let mut cluster = Cluster::start(vec![NodeConfig { settings, ..NodeConfig::new("a") }, NodeConfig::new("b")]);
+    let mut cluster =
+        Cluster::start(vec![NodeConfig { settings, ..NodeConfig::new("a") }, NodeConfig::new("b")]);
     let (sender, receiver) = (attach(cluster.a(), "sender", 1), attach(cluster.b(), "receiver", 1));
     let (source, destination) = (region(&sender, "", 8 << 20), region(&receiver, "destination", 8 << 20));
     let local = region(&sender, "local", 4096);
@@ -112,7 +120,8 @@ fn a_peer_that_hangs_ends_transfers_within_the_stated_time() {
         let start = Instant::now();
         let deadline_us = u32::try_from(DEADLINE.as_micros()).unwrap();
         for cookie in 0..8 {
-            let write = Write { send_leg, receive_leg, deadline_us, ..write(cookie, &source, &remote, 8 << 20) };
+            let write =
+                Write { send_leg, receive_leg, deadline_us, ..write(cookie, &source, &remote, 8 << 20) };
             port.submit(&write).unwrap();
         }
         port.ring();

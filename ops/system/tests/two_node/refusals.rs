@@ -1,7 +1,8 @@
 //! What is not allowed is refused with its code, moves nothing and costs nobody else anything.
 
 use railhead_client::{
-    ACCESS_READ, AttachOptions, Class, Code, Completion, Leg, Notify, Pages, RegionOptions, Session, Write, outcome,
+    ACCESS_READ, AttachOptions, Class, Code, Completion, Leg, Notify, Pages, RegionOptions, Session, Write,
+    outcome,
 };
 use railhead_system::{Cluster, Node, NodeConfig, until};
 
@@ -20,8 +21,14 @@ fn granted(session: &Session, name: &str, grant: &str) -> railhead_client::Regio
 fn a_region_is_opened_only_by_whom_it_is_granted_to() {
     let cluster = Cluster::pair();
     let owner = attach(cluster.b(), "owner", 1);
-    let regions =
-        [("all", "*"), ("nobody", ""), ("node-a", "a/*"), ("node-c", "c/*"), ("one", "a/one"), ("own-node", "b/*")];
+    let regions = [
+        ("all", "*"),
+        ("nobody", ""),
+        ("node-a", "a/*"),
+        ("node-c", "c/*"),
+        ("one", "a/one"),
+        ("own-node", "b/*"),
+    ];
     let _kept: Vec<_> = regions.map(|(name, grant)| granted(&owner, name, grant)).into();
     let one = attach(cluster.a(), "one", 1);
     open(&one, "b", "all");
@@ -36,7 +43,9 @@ fn a_region_is_opened_only_by_whom_it_is_granted_to() {
         ("one", [true, false, false]),
         ("own-node", [false, false, true]),
     ] {
-        for ((session, node), allowed) in [(&one, "b"), (&two, "b"), (&three, "self")].into_iter().zip(allowed) {
+        for ((session, node), allowed) in
+            [(&one, "b"), (&two, "b"), (&three, "self")].into_iter().zip(allowed)
+        {
             let opened = session.open(node, name);
             if allowed {
                 assert_eq!(opened.unwrap_or_else(|error| panic!("{name}: {error}")).bytes(), 4096);
@@ -58,9 +67,16 @@ fn names_are_unique_on_a_node_and_free_again_when_their_owner_ends() {
     let cluster = Cluster::pair();
     let first = attach(cluster.a(), "first", 1);
     let region = granted(&first, "weights", "*");
-    assert_eq!(refusal(Session::attach(cluster.a().session_socket(), &AttachOptions { name: "first", ..AttachOptions::default() })), Code::NameTaken);
+    assert_eq!(
+        refusal(Session::attach(
+            cluster.a().session_socket(),
+            &AttachOptions { name: "first", ..AttachOptions::default() }
+        )),
+        Code::NameTaken
+    );
     let second = attach(cluster.a(), "second", 1);
-    let again = RegionOptions { bytes: 4096, name: "weights", pages: Pages::BASE, ..RegionOptions::default() };
+    let again =
+        RegionOptions { bytes: 4096, name: "weights", pages: Pages::BASE, ..RegionOptions::default() };
     assert_eq!(refusal(second.create_region(&again)), Code::NameTaken);
     region.release().unwrap();
     let taken_over = second.create_region(&again).unwrap();
@@ -69,7 +85,11 @@ fn names_are_unique_on_a_node_and_free_again_when_their_owner_ends() {
     granted(&elsewhere, "weights", "*");
     drop((second, taken_over, first));
     let reattached = until("the name is free again", LIMIT, || {
-        Session::attach(cluster.a().session_socket(), &AttachOptions { name: "first", ..AttachOptions::default() }).ok()
+        Session::attach(
+            cluster.a().session_socket(),
+            &AttachOptions { name: "first", ..AttachOptions::default() },
+        )
+        .ok()
     });
     granted(&reattached, "weights", "*");
     drop((reattached, elsewhere));
@@ -161,7 +181,8 @@ fn a_region_that_its_owner_took_back_is_not_written() {
 fn a_region_for_reading_only_cannot_be_written() {
     let cluster = Cluster::pair();
     let (sender, receiver) = (attach(cluster.a(), "sender", 1), attach(cluster.b(), "receiver", 1));
-    let options = RegionOptions { bytes: 4096, name: "constant", grant: "*", access: ACCESS_READ, pages: Pages::BASE };
+    let options =
+        RegionOptions { bytes: 4096, name: "constant", grant: "*", access: ACCESS_READ, pages: Pages::BASE };
     let constant = receiver.create_region(&options).unwrap();
     constant.fill(0, 4096, POISON).unwrap();
     let _other = region(&receiver, "other", 4096);
@@ -215,7 +236,8 @@ fn refused_raw(node: &Node, file: std::os::fd::OwnedFd, bytes: u64) -> Code {
         let (buffer, length) = frame.encode(version);
         railhead_shm::socket::send_frame(&socket, &buffer[..length], fds).unwrap();
         let mut buffer = [0; FRAME_BYTES_MAX];
-        let answer = railhead_shm::socket::recv_frame(&socket, &mut buffer, railhead_shm::socket::FDS_MAX).unwrap();
+        let answer =
+            railhead_shm::socket::recv_frame(&socket, &mut buffer, railhead_shm::socket::FDS_MAX).unwrap();
         Frame::decode(version, &buffer[..answer.bytes]).unwrap()
     };
     let welcome = ask(Frame::Hello(Hello { ports: 1, ..Hello::default() }), &[]);
@@ -233,7 +255,10 @@ fn sessions_above_the_most_are_refused_and_their_slots_come_back() {
     let cluster = Cluster::start(vec![config]);
     let attach = |number: u32| {
         let name = format!("session-{number}");
-        Session::attach(cluster.a().session_socket(), &AttachOptions { name: &name, ..AttachOptions::default() })
+        Session::attach(
+            cluster.a().session_socket(),
+            &AttachOptions { name: &name, ..AttachOptions::default() },
+        )
     };
     let mut sessions: Vec<Session> = (0..3).map(|number| attach(number).unwrap()).collect();
     assert_eq!(refusal(attach(3)), Code::SessionsFull);
