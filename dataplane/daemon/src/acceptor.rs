@@ -7,16 +7,24 @@ use std::thread;
 use std::time::Duration;
 
 use railhead_abi::Code;
-use railhead_abi::frame::{Frame, Refused};
+use railhead_abi::frame::{FRAME_BYTES_MAX, Frame, Refused};
 use railhead_ring::Word;
 use railhead_shm::socket::{self, PeerCredentials};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 
 use crate::admin::LOCAL_VERSION;
+
+/// How long somebody who is refused may take to say something.
+const REFUSAL_MAX: Duration = Duration::from_secs(1);
+/// Refusals that are told at once.
+const REFUSALS_MAX: usize = 16;
 
 /// Open connections of one socket, so that they can be ended from outside.
 #[derive(Debug, Default)]
 struct Open {
     next: u64,
+    /// Threads that say no.
+    refusing: usize,
     sockets: HashMap<u64, Arc<OwnedFd>>,
 }
 
@@ -58,8 +66,8 @@ impl Acceptor {
             };
             let Ok(client) = socket::peer_credentials(&connection) else { continue };
             if let Err(code) = self.admit(&client) {
-                refuse(&connection, code);
                 refused(code, client);
+                self.refuse(connection, code);
                 continue;
             }
             self.spawn(connection, client, serve.clone());
@@ -74,6 +82,23 @@ impl Acceptor {
             return Err(Code::SessionsFull);
         }
         Ok(())
+    }
+
+    /// Says no, on a thread of its own that waits for the first frame: a connection that is closed with something unread
+    /// is reset, and the refusal lost. Beyond a few at once nobody is told anything.
+    fn refuse(self: &Arc<Self>, connection: OwnedFd, code: Code) {
+        if self.lock().refusing >= REFUSALS_MAX {
+            return;
+        }
+        self.lock().refusing += 1;
+        let acceptor = Arc::clone(self);
+        let refusing = move || {
+            tell(&connection, code);
+            acceptor.lock().refusing -= 1;
+        };
+        if thread::Builder::new().name(self.name.to_owned()).spawn(refusing).is_err() {
+            self.lock().refusing -= 1;
+        }
     }
 
     fn spawn<S>(self: &Arc<Self>, connection: OwnedFd, client: PeerCredentials, serve: S)
@@ -120,8 +145,52 @@ impl Acceptor {
     }
 }
 
-/// Says no to somebody who gets no thread. The socket's buffer takes it or it is lost.
-fn refuse(connection: &OwnedFd, code: Code) {
+/// Reads one frame, whatever it is, and answers it with a refusal.
+fn tell(connection: &OwnedFd, code: Code) {
+    for which in [Timeout::Recv, Timeout::Send] {
+        let _ = set_socket_timeout(connection, which, Some(REFUSAL_MAX));
+    }
+    let mut buffer = [0; FRAME_BYTES_MAX];
+    // Nothing of it matters, and whoever has sent nothing is refused as well.
+    let _ = socket::recv_frame(connection, &mut buffer, 0);
     let (bytes, count) = Frame::Refused(Refused::because(code, "")).encode(LOCAL_VERSION);
     let _ = socket::send_frame(connection, &bytes[..count], &[]);
+}
+
+#[cfg(test)]
+mod tests {
+    use railhead_abi::frame::Hello;
+
+    use super::*;
+
+    fn refusal_of(uids: Vec<u32>, max: usize) -> u16 {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let listener = socket::listen(&path, 4).unwrap();
+        let acceptor = Arc::new(Acceptor::new("test", uids, max));
+        let (running, taken) = (Arc::clone(&acceptor), listener.try_clone().unwrap());
+        let thread = thread::spawn(move || running.run(&taken, |_, _| {}, |_, _| {}));
+        let client = socket::connect(&path).unwrap();
+        let (bytes, count) = Frame::Hello(Hello::default()).encode(LOCAL_VERSION);
+        // Slower than the acceptor, as clients are: it must not hang up first.
+        thread::sleep(Duration::from_millis(20));
+        socket::send_frame(&client, &bytes[..count], &[]).unwrap();
+        let mut buffer = [0; FRAME_BYTES_MAX];
+        let answer = socket::recv_frame(&client, &mut buffer, 0).unwrap();
+        acceptor.stop(&listener);
+        thread.join().unwrap();
+        match Frame::decode(LOCAL_VERSION, &buffer[..answer.bytes]).unwrap() {
+            Frame::Refused(refused) => refused.code,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn who_is_refused_learns_why_although_it_had_something_to_say() {
+        let own = rustix::process::geteuid().as_raw();
+        for _ in 0..20 {
+            assert_eq!(refusal_of(vec![own + 1], 1), Code::NotPermitted.number());
+            assert_eq!(refusal_of(vec![own], 0), Code::SessionsFull.number());
+        }
+    }
 }

@@ -46,10 +46,17 @@ impl Connection {
 
     /// Serves the client until it goes away, then takes back what it held.
     pub(crate) fn serve(&self) {
+        for which in [Timeout::Recv, Timeout::Send] {
+            let _ = set_socket_timeout(&*self.socket, which, Some(HANDSHAKE_MAX));
+        }
         let slot = self.registrar.tables().add_session();
         let session = match slot {
             Ok(session) => session,
-            Err(code) => return self.refuse_client(code, "session.max"),
+            Err(code) => {
+                // Its hello is read first: a socket that is closed with something unread loses the refusal.
+                let _ = self.read(0);
+                return self.refuse_client(code, "session.max");
+            }
         };
         let memory = self.attach(session);
         if let Some(memory) = &memory {
@@ -77,9 +84,6 @@ impl Connection {
 
     /// Takes the hello and answers it. `None` if there is no session afterwards.
     fn attach(&self, session: u32) -> Option<SessionMemory> {
-        for which in [Timeout::Recv, Timeout::Send] {
-            let _ = set_socket_timeout(&*self.socket, which, Some(HANDSHAKE_MAX));
-        }
         let hello = match self.read(0) {
             Ok((Frame::Hello(hello), _)) => hello,
             Ok(_) => return self.refuse_hello(Code::FrameMalformed, "the first frame is not Hello"),
