@@ -33,6 +33,8 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
             ..Connection::FREE
         };
         self.connections_up += 1;
+        self.targets_up += u32::from(info.role == Role::Target);
+        self.connections_used[at / 64] |= 1 << (at % 64);
         self.event(EventCode::ConnectionUp, Code::Ok, u64::from(info.peer), u64::from(connection.0), now);
         self.progress();
         true
@@ -60,6 +62,7 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
             entry.phase = ConnectionPhase::Closing;
             entry.cause = cause;
             self.connections_up -= 1;
+            self.targets_up -= u32::from(entry.info.role == Role::Target);
             self.fabric.close(connection);
         }
     }
@@ -70,6 +73,7 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
         match self.connections[at].phase {
             ConnectionPhase::Up => {
                 self.connections_up -= 1;
+                self.targets_up -= u32::from(self.connections[at].info.role == Role::Target);
                 self.connections[at].cause = cause;
             }
             ConnectionPhase::Closing => {}
@@ -125,7 +129,8 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
 
     /// Posts what is ready, gives record credits back, and frees the connections whose last local work has ended.
     pub(super) fn push_connections(&mut self, now: Nanos) {
-        for at in 0..self.connections.len() {
+        let mut used = self.connections_used;
+        while let Some(at) = super::take_bit(&mut used) {
             let entry = &self.connections[at];
             let connection = ConnectionIndex(u16::try_from(at).unwrap_or(u16::MAX));
             match entry.phase {
@@ -144,8 +149,10 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
                 _ => {}
             }
         }
-        self.connections_unsettled =
-            self.connections.iter().any(|entry| entry.phase == ConnectionPhase::Draining);
+        if self.connections_unsettled {
+            self.connections_unsettled =
+                self.connections.iter().any(|entry| entry.phase == ConnectionPhase::Draining);
+        }
     }
 
     fn free_connection(&mut self, connection: ConnectionIndex) {
@@ -156,6 +163,7 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
             self.reset_inbound(connection);
         }
         self.connections[at] = Connection { info, transfers, ..Connection::FREE };
+        self.connections_used[at / 64] &= !(1 << (at % 64));
         self.notices.push(Notice::ConnectionDown { connection, cause });
         if transfers > 0 {
             self.connections[at].phase = ConnectionPhase::Wanted;

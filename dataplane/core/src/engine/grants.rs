@@ -104,9 +104,9 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
         if self.pool.free(Quota::SmallReceive) == 0 {
             return;
         }
-        let targets = self.connections.iter().filter(|entry| Self::is_target(entry)).count().max(1);
-        let share = u16::try_from(all as usize / targets).unwrap_or(u16::MAX).clamp(2, SMALL_STANDING);
-        for at in 0..self.connections.len() {
+        let share = u16::try_from(all / self.targets_up.max(1)).unwrap_or(u16::MAX).clamp(2, SMALL_STANDING);
+        let mut used = self.connections_used;
+        while let Some(at) = super::take_bit(&mut used) {
             let entry = &self.connections[at];
             // In batches, so that a busy connection has one CREDIT for several blocks.
             if !Self::is_target(entry) || entry.small_granted > share / 2 {

@@ -19,13 +19,15 @@ use railhead_ring::Word;
 impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
     /// Takes submissions, ports in turn, while there are free transfers.
     pub(super) fn intake(&mut self, now: Nanos) {
-        let ports = self.ports.len();
         let mut budget = INTAKE_PER_TURN;
         let mut idle = 0;
-        while budget > 0 && idle < ports && !self.transfers_free.is_empty() {
-            let port = self.intake_next;
-            self.intake_next = (self.intake_next + 1) % ports;
-            match self.take_submission(port) {
+        let attached = self.ports_used.count_ones();
+        while budget > 0 && idle < attached && !self.transfers_free.is_empty() {
+            // The next used bit from `intake_next` on, round the end.
+            let turned = self.ports_used.rotate_right(self.intake_next);
+            let port = (self.intake_next + turned.trailing_zeros()) % 64;
+            self.intake_next = (port + 1) % 64;
+            match self.take_submission(port as usize) {
                 Some(words) => {
                     budget -= 1;
                     idle = 0;
@@ -49,7 +51,7 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
             return None;
         }
         // Exactly one completion for what is taken: its place in the ring is reserved by the count in flight.
-        if port.parts.completions.free() <= port.in_flight as usize {
+        if !port.parts.completions.has_room(port.in_flight as usize + 1) {
             return None;
         }
         match port.parts.submissions.pop() {

@@ -9,6 +9,7 @@ mod finish;
 mod grants;
 mod inbound;
 mod intake;
+mod post;
 mod records;
 mod regions;
 mod route;
@@ -18,7 +19,7 @@ mod send;
 use crate::list::{Link, List};
 use crate::notice::{Notice, Notices};
 use crate::pool::{Pool, PoolShape};
-use crate::port::{CopyDone, CopyEngine, Fabric, FabricEvent, Nanos, PostId};
+use crate::port::{ConnectionIndex, CopyDone, CopyEngine, Fabric, FabricEvent, Nanos, PostId};
 use crate::storage::{Observe, Storage};
 use crate::tables::{
     BlockEntry, BlockPhase, ChunkEntry, Connection, ConnectionPhase, Inbound, Phase, Port, PortIndex, Region,
@@ -36,8 +37,14 @@ use railhead_ring::Word;
 /// Slot of this node in the peer table.
 pub const PEER_SELF: u32 = 0;
 
+/// Most connections of a lane.
+pub const CONNECTIONS_MAX: usize = 512;
+
 /// Device events taken in one turn.
 const EVENTS_PER_TURN: usize = 64;
+/// Fills the table of events until the first poll.
+const NO_EVENT: FabricEvent =
+    FabricEvent::Done { connection: ConnectionIndex(0), post: PostId(0), status: Code::Ok };
 /// Submissions taken in one turn.
 const INTAKE_PER_TURN: usize = 64;
 /// Chunk attempts in one turn.
@@ -113,6 +120,9 @@ impl Active {
 pub struct Engine<'s, F, C, M> {
     fabric: F,
     copier: C,
+    /// What the devices said last: kept, so that a turn need not clear it.
+    events: [FabricEvent; EVENTS_PER_TURN],
+    copies_done: [CopyDone; EVENTS_PER_TURN],
     config: EngineConfig,
     active: Active,
     flush_needed: bool,
@@ -152,7 +162,10 @@ pub struct Engine<'s, F, C, M> {
     /// Visits since a chunk was last made: when all were visited in vain, the lane may sleep.
     visits_in_vain: usize,
     ports: &'s mut [Option<Port<M>>],
-    intake_next: usize,
+    /// Ports attached, one bit each.
+    ports_used: u64,
+    /// The bit of the port whose turn is next.
+    intake_next: u32,
     ports_dirty: u64,
     ports_to_wake: u64,
     sessions_to_wake: [u64; SESSIONS_MAX / 64],
@@ -162,7 +175,11 @@ pub struct Engine<'s, F, C, M> {
     timer_next: Nanos,
     timer_scan: usize,
     timer_found: Nanos,
+    /// Connections that are up, closing or draining, one bit each.
+    connections_used: [u64; CONNECTIONS_MAX / 64],
     connections_up: u32,
+    /// Of these, connections that peers write on.
+    targets_up: u32,
     connections_unsettled: bool,
     progressed: bool,
 }
@@ -196,6 +213,8 @@ impl<'s, F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'s, F, C, M
             pool: Pool::new(config.pool, storage.pool_links),
             fabric,
             copier,
+            events: [NO_EVENT; EVENTS_PER_TURN],
+            copies_done: [CopyDone { post: PostId(0), status: Code::Ok }; EVENTS_PER_TURN],
             config,
             observe,
             transfers: storage.transfers,
@@ -225,6 +244,7 @@ impl<'s, F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'s, F, C, M
             latency_balance: 0,
             visits_in_vain: 0,
             ports: storage.ports,
+            ports_used: 0,
             intake_next: 0,
             ports_dirty: 0,
             ports_to_wake: 0,
@@ -233,7 +253,9 @@ impl<'s, F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'s, F, C, M
             timer_next: Nanos::MAX,
             timer_scan: 0,
             timer_found: Nanos::MAX,
+            connections_used: [0; CONNECTIONS_MAX / 64],
             connections_up: 0,
+            targets_up: 0,
             connections_unsettled: false,
             progressed: false,
         }
@@ -265,10 +287,14 @@ impl<'s, F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'s, F, C, M
     /// Whether no input waits: to be asked after the lane announced its sleep. Timers are in [`Turn::wake_at`].
     #[must_use]
     pub fn may_sleep(&self) -> bool {
-        let can_take = !self.transfers_free.is_empty();
-        let submissions = can_take
-            && self.ports.iter().flatten().any(|port| !port.is_closing && !port.parts.submissions.is_empty());
-        !submissions && self.notices.is_empty() && !self.copier.is_busy()
+        let mut used = if self.transfers_free.is_empty() { 0 } else { self.ports_used };
+        while let Some(at) = take_bit(core::slice::from_mut(&mut used)) {
+            let port = self.ports[at].as_ref().filter(|port| !port.is_closing);
+            if port.is_some_and(|port| !port.parts.submissions.is_empty()) {
+                return false;
+            }
+        }
+        self.notices.is_empty() && !self.copier.is_busy()
     }
 
     /// Uses a new snapshot for all transfers taken from now on, for the receive legs of this node itself, too.
@@ -339,15 +365,12 @@ impl<'s, F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'s, F, C, M
     }
 
     fn poll_fabric(&mut self, now: Nanos) {
-        let mut events =
-            [FabricEvent::Done { connection: Default::default(), post: PostId(0), status: Code::Ok };
-                EVENTS_PER_TURN];
-        let count = self.fabric.poll(now, &mut events);
+        let count = self.fabric.poll(now, &mut self.events).min(EVENTS_PER_TURN);
         if count > 0 {
             self.progress();
         }
-        for event in &events[..count.min(EVENTS_PER_TURN)] {
-            match *event {
+        for at in 0..count {
+            match self.events[at] {
                 FabricEvent::Done { connection, post, status } => match post.0 & !POST_INDEX {
                     POST_CHUNK_WRITE => self.chunk_written(post.0 & POST_INDEX, status, now),
                     POST_FLUSH => self.inbound_flushed(post.0 & POST_INDEX, status, now),
@@ -358,7 +381,7 @@ impl<'s, F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'s, F, C, M
                 },
                 FabricEvent::Record { connection, record } => self.record_arrived(connection, &record, now),
                 FabricEvent::Refused { connection, slot, status } => {
-                    self.inbound_refused(connection, slot, status, now)
+                    self.inbound_refused(connection, slot, status, now);
                 }
                 FabricEvent::Down { connection, cause } => self.connection_down(connection, cause, now),
             }
@@ -366,12 +389,12 @@ impl<'s, F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'s, F, C, M
     }
 
     fn poll_copier(&mut self, now: Nanos) {
-        let mut done = [CopyDone { post: PostId(0), status: Code::Ok }; EVENTS_PER_TURN];
-        let count = self.copier.poll(now, &mut done);
+        let count = self.copier.poll(now, &mut self.copies_done).min(EVENTS_PER_TURN);
         if count > 0 {
             self.progress();
         }
-        for copy in &done[..count.min(EVENTS_PER_TURN)] {
+        for at in 0..count {
+            let copy = self.copies_done[at];
             let index = copy.post.0 & POST_INDEX;
             match copy.post.0 & !POST_INDEX {
                 POST_CHUNK_COPY => self.chunk_copied(index, copy.status, now),
@@ -419,6 +442,7 @@ fn check_lengths<M>(config: &EngineConfig, storage: &Storage<'_, M>) {
         "inbound table length"
     );
     assert!(storage.slots.len() == storage.inbound.len(), "slot table length");
+    assert!(storage.connections.len() <= CONNECTIONS_MAX, "too many connections");
     assert!(storage.blocks.len() == config.pool.blocks(), "block table length");
 }
 

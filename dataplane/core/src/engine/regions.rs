@@ -121,6 +121,7 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
     /// Attaches a port; gives its rings back if there is no free slot.
     pub fn attach_port(&mut self, session: u32, parts: PortParts<M>) -> Result<PortIndex, PortParts<M>> {
         let Some(at) = self.ports.iter().position(Option::is_none) else { return Err(parts) };
+        self.ports_used |= 1 << at;
         self.ports[at] = Some(Port { parts, session, in_flight: 0, is_closing: false });
         Ok(PortIndex(u8::try_from(at).unwrap_or(u8::MAX)))
     }
@@ -128,7 +129,7 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
     /// Ports attached.
     #[must_use]
     pub fn ports_attached(&self) -> usize {
-        self.ports.iter().flatten().count()
+        self.ports_used.count_ones() as usize
     }
 
     /// No more intake; [`Notice::PortClosed`] follows the last completion. Its transfers go on; see
@@ -159,6 +160,7 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
         if let Some(mut port) = self.ports[at].take() {
             port.parts.submissions.release();
             port.parts.completions.publish();
+            self.ports_used &= !(1 << at);
             self.ports_dirty &= !(1 << at);
             self.ports_to_wake &= !(1 << at);
             self.notices.push(Notice::PortClosed { port: index, parts: port.parts });
