@@ -128,6 +128,7 @@ pub(crate) struct StubNode {
     /// Ends are kept back while this is not zero.
     pub(crate) hold: Arc<Word>,
     stop: Arc<Word>,
+    doorbell: Arc<OwnedFd>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -194,10 +195,10 @@ impl StubNode {
             Arc::new(Current::new(Settings::default(), 1)),
             directory,
         ));
-        let notices = Notices::new(lanes, returns, doorbell);
+        let notices = Notices::new(lanes, returns, Arc::clone(&doorbell));
         let (reading, stopping) = (Arc::clone(&registrar), Arc::clone(&stop));
         threads.push(thread::spawn(move || notices.run(&reading, &stopping)));
-        Self { registrar, segment, logs, hold, stop, threads }
+        Self { registrar, segment, logs, hold, stop, doorbell, threads }
     }
 
     /// Whether lane 0 has seen a command that begins so; waits a little for it.
@@ -214,6 +215,7 @@ impl StubNode {
 impl Drop for StubNode {
     fn drop(&mut self) {
         self.stop.store_release(1);
+        eventfd::ring(&*self.doorbell).unwrap();
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
