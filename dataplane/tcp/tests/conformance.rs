@@ -20,6 +20,7 @@ struct Harness {
     spans: [Vec<Option<OwnedSpan>>; 2],
     cuts: [Option<OwnedFd>; PAIRS],
     wire: fn() -> [OwnedFd; 2],
+    takes_writes: bool,
     now: Nanos,
 }
 
@@ -36,7 +37,7 @@ fn unix() -> [OwnedFd; 2] {
 }
 
 impl Harness {
-    fn new(slice_bytes: u32, buffer_bytes: u32, wire: fn() -> [OwnedFd; 2]) -> Self {
+    fn new(slice_bytes: u32, buffer_bytes: u32, wire: fn() -> [OwnedFd; 2], takes_writes: bool) -> Self {
         let fabric = |end: usize| {
             TcpFabric::new(TcpConfig {
                 first: ConnectionIndex(FIRST[end]),
@@ -54,7 +55,7 @@ impl Harness {
         };
         let fabrics = [fabric(0), fabric(1)];
         let spans = [vec![None; 64], vec![None; 64]];
-        let mut harness = Self { fabrics, spans, cuts: [const { None }; PAIRS], wire, now: 1 };
+        let mut harness = Self { fabrics, spans, cuts: [const { None }; PAIRS], wire, takes_writes, now: 1 };
         for pair in 0..PAIRS {
             harness.connect(pair);
         }
@@ -110,7 +111,7 @@ impl FabricHarness for Harness {
         self.cuts[pair] = Some(near.try_clone().expect("a second descriptor"));
         for (end, socket) in [(End::Initiator, near), (End::Target, far)] {
             let connection = self.connection(end, pair);
-            let info = AttachInfo { peer: PEER[end as usize], takes_writes: true };
+            let info = AttachInfo { peer: PEER[end as usize], takes_writes: self.takes_writes };
             self.fabrics[end as usize].attach(connection, socket, info).expect("attached");
         }
     }
@@ -128,13 +129,13 @@ impl FabricHarness for Harness {
 mod conformance_of_default_sizes {
     use super::{Harness, tcp};
 
-    railhead_sim::fabric_conformance!(Harness::new(128 << 10, 0, tcp));
+    railhead_sim::fabric_conformance!(Harness::new(128 << 10, 0, tcp, true));
 }
 
 mod conformance_of_small_slices {
     use super::{Harness, tcp};
 
-    railhead_sim::fabric_conformance!(Harness::new(4096, 0, tcp));
+    railhead_sim::fabric_conformance!(Harness::new(4096, 0, tcp, true));
 }
 
 /// Sockets that hold a few KiB: every call is short, and everything is resumed. Not over TCP, whose loopback segments are
@@ -142,5 +143,12 @@ mod conformance_of_small_slices {
 mod conformance_of_small_sockets {
     use super::{Harness, unix};
 
-    railhead_sim::fabric_conformance!(Harness::new(16 << 10, 4096, unix));
+    railhead_sim::fabric_conformance!(Harness::new(16 << 10, 4096, unix, true));
+}
+
+/// Ends that expect records only, and are written to all the same.
+mod conformance_of_unexpected_writes {
+    use super::{Harness, tcp};
+
+    railhead_sim::fabric_conformance!(Harness::new(16 << 10, 0, tcp, false));
 }

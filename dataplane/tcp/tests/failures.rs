@@ -294,10 +294,10 @@ fn faulting_target_is_found_among_others() {
     }
 }
 
-/// Small frames are copied by this process: there it is SIGBUS and not EFAULT.
+/// Where no writes are expected payload is copied by this process: there it is SIGBUS and not EFAULT.
 #[test]
 fn target_that_vanishes_under_a_copy_is_reported() {
-    let mut two = Two::new(small(), small());
+    let mut two = Two::expecting(small(), small(), false);
     let (source, target) = (memory(4096), Vanishing::guarded(64 << 10));
     two.near.install(RegionIndex(1), entry(&source));
     two.far.install(RegionIndex(1), entry(&target.span));
@@ -310,19 +310,21 @@ fn target_that_vanishes_under_a_copy_is_reported() {
 
 #[test]
 fn poisoned_target_is_reported() {
-    let mut two = Two::new(small(), small());
-    let (source, target) = (memory(64 << 10), guarded(64 << 10));
-    two.near.install(RegionIndex(1), entry(&source));
-    two.far.install(RegionIndex(1), entry(&target));
-    target.guard().expect("guarded").condemn().expect("replaced");
-    // Both ways in: through the scratch block, and straight.
-    for (slot, bytes) in [(1, 100), (2, 40_000), (3, 10)] {
-        two.near.write(WIRE, &write(1, bytes, slot, u32::from(slot))).expect("room");
-        two.near.send(WIRE, &record(u64::from(slot))).expect("room");
-        two.until("the record came", |two| has_record(&two.said_far, u64::from(slot)));
+    // Both ways in: straight, and through the scratch block.
+    for takes_writes in [true, false] {
+        let mut two = Two::expecting(small(), small(), takes_writes);
+        let (source, target) = (memory(64 << 10), guarded(64 << 10));
+        two.near.install(RegionIndex(1), entry(&source));
+        two.far.install(RegionIndex(1), entry(&target));
+        target.guard().expect("guarded").condemn().expect("replaced");
+        for (slot, bytes) in [(1, 100), (2, 40_000), (3, 10)] {
+            two.near.write(WIRE, &write(1, bytes, slot, u32::from(slot))).expect("room");
+            two.near.send(WIRE, &record(u64::from(slot))).expect("room");
+            two.until("the record came", |two| has_record(&two.said_far, u64::from(slot)));
+        }
+        let expected = [1, 2, 3].map(|slot| (slot, Code::RemoteRegionLost));
+        assert_eq!(refused(&two.said_far), expected);
     }
-    let expected = [1, 2, 3].map(|slot| (slot, Code::RemoteRegionLost));
-    assert_eq!(refused(&two.said_far), expected);
 }
 
 #[test]
@@ -394,23 +396,17 @@ fn refused_write_stays_refused() {
 /// A range that leaves its region is refused from its first byte on, however it is received.
 #[test]
 fn straddling_writes_place_nothing() {
-    for (slice_bytes, warm, bytes) in
-        [(128 << 10, false, 100_000), (4096, true, 100_000), (128 << 10, true, 20_000)]
-    {
-        let mut two = Two::new(small(), TcpConfig { slice_bytes, ..small() });
+    for (slice_bytes, takes_writes, bytes) in [
+        (128 << 10, true, 100_000),
+        (4096, true, 100_000),
+        (4096, false, 100_000),
+        (128 << 10, false, 20_000),
+    ] {
+        let mut two = Two::expecting(small(), TcpConfig { slice_bytes, ..small() }, takes_writes);
         let (source, target) = (memory(128 << 10), memory(128 << 10));
         source.fill(0, 128 << 10, 5).expect("inside");
-        let short = target.part(0, 80_000).expect("inside");
         two.near.install(RegionIndex(1), entry(&source));
-        two.far.install(RegionIndex(1), entry(&short));
-        two.far.install(RegionIndex(2), entry(&memory(64 << 10)));
-        if warm {
-            let mut large = write(1, 40_000, 1, 1);
-            large.to.key.index = 2;
-            two.near.write(WIRE, &large).expect("room");
-            two.near.send(WIRE, &record(1)).expect("room");
-            two.until("the record came", |two| has_record(&two.said_far, 1));
-        }
+        two.far.install(RegionIndex(1), entry(&target.part(0, 80_000).expect("inside")));
         let mut post = write(1, bytes, 6, 2);
         post.to.offset = 80_000 - 10_000;
         two.near.write(WIRE, &post).expect("room");
@@ -418,6 +414,32 @@ fn straddling_writes_place_nothing() {
         two.until("the record came", |two| has_record(&two.said_far, 2));
         assert_eq!(refused(&two.said_far), [(6, Code::RemoteRefused)]);
         assert!(contents(&target).iter().all(|byte| *byte == 0), "slices of {slice_bytes}");
+    }
+}
+
+/// Also when its first bytes, which alone would be inside, come before the others.
+#[test]
+fn straddling_write_in_parts_places_nothing() {
+    let source = memory(64 << 10);
+    source.fill(0, 64 << 10, 5).expect("inside");
+    let bytes = wire_bytes(|fabric| {
+        fabric.install(RegionIndex(1), entry(&source));
+        fabric.write(WIRE, &write(1, 50_000, 6, 1)).expect("room");
+    });
+    for takes_writes in [true, false] {
+        let (near, mut wire) = std::os::unix::net::UnixStream::pair().expect("a wire");
+        let mut fabric = fabric(small());
+        fabric.attach(WIRE, near.into(), AttachInfo { peer: 0, takes_writes }).expect("attached");
+        let target = memory(64 << 10);
+        fabric.install(RegionIndex(1), entry(&target.part(0, 40_000).expect("inside")));
+        let mut said = Vec::new();
+        for part in [&bytes[..5_000], &bytes[5_000..]] {
+            feed(&mut wire, part);
+            poll(&mut fabric, &mut said);
+        }
+        until(&mut fabric, &mut said, |said| !said.is_empty());
+        assert_eq!(refused(&said), [(6, Code::RemoteRefused)]);
+        assert!(contents(&target).iter().all(|byte| *byte == 0));
     }
 }
 

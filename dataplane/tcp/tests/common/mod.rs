@@ -101,11 +101,17 @@ pub(crate) struct Two {
 
 impl Two {
     pub(crate) fn new(near: TcpConfig, far: TcpConfig) -> Self {
+        Self::expecting(near, far, true)
+    }
+
+    /// With ends that do or do not expect writes.
+    pub(crate) fn expecting(near: TcpConfig, far: TcpConfig, takes_writes: bool) -> Self {
         let (one, other) = UnixStream::pair().expect("a wire");
         let mut two =
             Self { near: fabric(near), far: fabric(far), said_near: Vec::new(), said_far: Vec::new() };
-        attach(&mut two.near, one);
-        attach(&mut two.far, other);
+        for (fabric, socket) in [(&mut two.near, one), (&mut two.far, other)] {
+            fabric.attach(WIRE, socket.into(), AttachInfo { peer: 0, takes_writes }).expect("attached");
+        }
         two
     }
 
