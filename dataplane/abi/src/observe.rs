@@ -47,7 +47,7 @@ words! {
         predicted_ns: u64 = 12, 0;
         /// Chunks posted.
         chunks: u64 = 13, 0;
-        /// Nanoseconds that the CPU copy engine spent on the send leg.
+        /// Nanoseconds from posting copies of the send leg to their ends, added up; copies overlap.
         copy_ns: u64 = 14, 0;
         /// Threshold that was looked up for the send leg, in bytes.
         send_threshold: u64 = 15, 0;

@@ -20,8 +20,16 @@ use crate::write::Write;
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 /// The longest sleep between two such looks.
 pub(crate) const SLEEP_MAX: Duration = Duration::from_millis(50);
-/// How long a wait polls before it sleeps, unless [`Port::set_spin`] says otherwise: about what a wake-up costs.
-const SPIN_DEFAULT: Duration = Duration::from_micros(20);
+/// How long a wait polls before it sleeps where there are cores to spare: about what a wake-up costs.
+const SPIN: Duration = Duration::from_micros(20);
+/// Looks between two looks at the clock while polling.
+const LOOKS_PER_CLOCK: u32 = 32;
+
+/// Polling takes a core; where the lanes and one client thread need all there are, it takes it from them.
+fn default_spin(lanes: usize) -> Duration {
+    let cores = std::thread::available_parallelism().map_or(1, core::num::NonZero::get);
+    if cores > 2 * lanes + 1 { SPIN } else { Duration::ZERO }
+}
 
 /// A submission and a completion ring to one lane. Belongs to one thread at a time: `Send`, not `Sync`.
 ///
@@ -65,7 +73,7 @@ impl Port {
             bell_words,
             open: Cookies::new(shape.entries),
             entries: shape.entries,
-            spin: SPIN_DEFAULT,
+            spin: default_spin(shape.lanes),
             looked: Instant::now(),
             lost: false,
             strays: 0,
@@ -104,7 +112,8 @@ impl Port {
         self.strays
     }
 
-    /// How long [`Self::wait`] polls before it sleeps.
+    /// How long [`Self::wait`] polls before it sleeps: 20 us unless the dataplane's lanes, those of a peer on the same
+    /// machine and this thread need all cores, else not at all.
     pub const fn set_spin(&mut self, spin: Duration) {
         self.spin = spin;
     }
@@ -162,11 +171,13 @@ impl Port {
             return false;
         }
         let start = Instant::now();
-        while start.elapsed() < self.spin.min(timeout) {
-            if self.is_ready() {
-                return true;
+        while !self.spin.is_zero() && start.elapsed() < self.spin.min(timeout) {
+            for _ in 0..LOOKS_PER_CLOCK {
+                if self.is_ready() {
+                    return true;
+                }
+                core::hint::spin_loop();
             }
-            core::hint::spin_loop();
         }
         loop {
             if self.is_dataplane_gone() {

@@ -187,7 +187,7 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
             total_ns: now.saturating_sub(transfer.intake_at),
             predicted_ns: 0,
             chunks: transfer.chunks_total,
-            copy_ns: 0,
+            copy_ns: transfer.copy_ns,
             send_threshold: transfer.send.threshold,
             receive_threshold: transfer.receive.threshold,
             session_name: session.map_or([0; 4], |session| session.name),

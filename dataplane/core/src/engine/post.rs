@@ -115,6 +115,7 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
         let entry = self.chunks[chunk as usize];
         debug_assert!(entry.phase == ChunkPhase::Copying);
         let index = entry.transfer;
+        self.transfers[index as usize].copy_ns += now.saturating_sub(entry.copied_from);
         if status != Code::Ok {
             self.stop(index, status, SIDE_LOCAL, now);
         }

@@ -173,6 +173,7 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
             transfer: index,
             offset,
             bytes: length,
+            copied_from: now,
             block,
             page: if receive_staged { self.take_credit(index, is_standing) } else { None },
             page_is_small: is_standing,

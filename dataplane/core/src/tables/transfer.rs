@@ -115,6 +115,8 @@ pub struct Transfer {
     pub last_post_at: Nanos,
     /// Time at the target, as it said.
     pub receive_ns: u64,
+    /// Time from posting copies of the send leg to their ends, added up.
+    pub copy_ns: u64,
 }
 
 impl Transfer {
@@ -178,6 +180,7 @@ impl Transfer {
         first_post_at: 0,
         last_post_at: 0,
         receive_ns: 0,
+        copy_ns: 0,
     };
 
     /// Takes the oldest granted block.
@@ -219,6 +222,8 @@ pub struct ChunkEntry {
     pub offset: u64,
     /// Bytes.
     pub bytes: u32,
+    /// When its copy was posted.
+    pub copied_from: Nanos,
     /// Own send block.
     pub block: Option<u32>,
     /// Block of the peer, as a page.
