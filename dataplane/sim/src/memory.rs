@@ -29,6 +29,9 @@ pub struct Hold(u64);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Window(u64);
 
+/// Added to the lane's number in holds of inbound writes.
+pub(crate) const INBOUND: usize = 1 << 32;
+
 #[derive(Debug, Default)]
 struct Inner {
     name: String,
@@ -168,6 +171,12 @@ impl SimMemory {
         }
     }
 
+    /// Ends all windows, as if the owner unmapped the memory.
+    pub fn close_all(&self) {
+        let windows: Vec<Window> = self.inner.borrow().windows.keys().copied().collect();
+        windows.into_iter().for_each(|window| self.close(window));
+    }
+
     /// What was done wrong since the last call.
     #[must_use]
     pub fn take_violations(&self) -> Vec<String> {
@@ -197,9 +206,10 @@ impl SimMemory {
         self.inner.borrow_mut().holds.remove(&hold);
     }
 
-    /// Lane `lane` drops the memory from its table: it may not be using it.
+    /// Lane `lane` drops the memory from its table: it may not be using it. What peers have on its way there is refused.
     fn forget(&self, lane: usize) {
         let mut inner = self.inner.borrow_mut();
+        inner.holds.retain(|_, (of, ..)| *of != INBOUND + lane);
         let used = inner.holds.values().any(|(of, ..)| *of == lane);
         if used {
             let name = inner.name.clone();

@@ -16,7 +16,7 @@ use railhead_core::port::{
     Capabilities, ConnectionIndex, Fabric, FabricEvent, Nanos, PostError, PostId, RegionIndex, Write,
 };
 
-use crate::memory::{SimMemory, SimRegions, Use};
+use crate::memory::{INBOUND, SimMemory, SimRegions, Use};
 use crate::{Latency, Rng};
 
 mod link;
@@ -339,9 +339,6 @@ impl Fabric for SimFabric {
         count
     }
 }
-
-/// Marks holds of inbound writes, which a lane may take its memory away from.
-const INBOUND: usize = 1 << 32;
 
 #[cfg(test)]
 mod tests;

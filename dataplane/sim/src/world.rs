@@ -7,15 +7,14 @@
 
 use std::collections::BTreeMap;
 
-use railhead_abi::frame::{ACCESS_READ, ACCESS_WRITE};
 use railhead_abi::settings::Settings;
 use railhead_core::port::{ConnectionIndex, Nanos, RegionIndex};
 use railhead_core::storage::Bounds;
-use railhead_core::tables::RegionInfo;
 use railhead_core::{Engine, EngineConfig};
 
 use crate::{FaultSwitch, Faulty, Network, Rng, SimClock, SimCopier, SimMemory};
 
+mod churn;
 mod client;
 mod config;
 mod lane;
@@ -29,7 +28,7 @@ pub use config::{WorldConfig, draw_settings};
 use lane::Lane;
 use oracle::{Past, Pending};
 use registrar::{Handle, Registrar};
-use session::{Area, Session};
+use session::{Area, AreaIndex, Session};
 use tables::Tables;
 
 /// Bytes of a session's source and of its destination.
@@ -91,6 +90,10 @@ struct World<'s> {
     arenas: Vec<SimMemory>,
     /// Every session of every node, node by node.
     sessions: Vec<Session>,
+    /// Every region that was ever registered.
+    areas: Vec<Area>,
+    /// Regions that are being deregistered, and how many lanes still use each.
+    leaving: Vec<(AreaIndex, usize)>,
     /// By lane and slot.
     handles: BTreeMap<(usize, u32), Handle>,
     registrar: Registrar,
@@ -107,8 +110,6 @@ struct World<'s> {
     routes: [u64; 4],
     connected: u64,
     downs: u64,
-    ports_closed: u64,
-    regions_drained: u64,
     steps: u64,
 }
 
@@ -159,6 +160,8 @@ impl<'s> World<'s> {
             lanes: Vec::new(),
             arenas: Vec::new(),
             sessions: Vec::new(),
+            areas: Vec::new(),
+            leaving: Vec::new(),
             handles: BTreeMap::new(),
             registrar: Registrar::default(),
             settings: config.settings.iter().map(|settings| vec![*settings]).collect(),
@@ -171,8 +174,6 @@ impl<'s> World<'s> {
             routes: [0; 4],
             connected: 0,
             downs: 0,
-            ports_closed: 0,
-            regions_drained: 0,
             steps: 0,
             rng,
         };
@@ -238,46 +239,18 @@ impl<'s> World<'s> {
 
     fn add_session(&mut self, at: usize) {
         let (node, slot) = (at / self.config.sessions, at % self.config.sessions);
-        let flush = self.config.network.capabilities.flush_needed && self.rng.chance(700_000);
-        let name = |what: &str| format!("{what} of session {at}");
-        let source = SimMemory::new(&name("source"), AREA_BYTES);
-        let destination = name("destination");
-        let destination = if flush {
-            SimMemory::lazy(&destination, AREA_BYTES)
-        } else {
-            SimMemory::new(&destination, AREA_BYTES)
-        };
-        let region = |which: usize| RegionIndex(u32::try_from(1 + 2 * slot + which).expect("few regions"));
-        let source_direct = self.rng.chance(850_000);
-        let destination_direct = self.rng.chance(850_000);
-        let source = Area::new(source, region(0), 3, source_direct, &mut self.rng);
-        let destination = Area::new(destination, region(1), 4, destination_direct, &mut self.rng);
         let slot = u32::try_from(slot).expect("few sessions");
-        let mut session = Session::new((node, slot), source, destination, self.config.transfers);
+        self.sessions.push(Session::new((node, slot), 0, 0, self.config.transfers));
+        let (source, destination) = self.register_session(at);
+        let session = &mut self.sessions[at];
+        (session.source, session.destination) = (source, destination);
         for lane in self.lanes.iter_mut().filter(|lane| lane.node == node) {
-            for (area, access) in
-                [(&session.source, ACCESS_READ), (&session.destination, ACCESS_READ | ACCESS_WRITE)]
-            {
-                let writable = access & ACCESS_WRITE != 0;
-                lane.regions.install(area.region, area.generation, &area.memory, writable);
-                let info = RegionInfo {
-                    generation: area.generation,
-                    bytes: AREA_BYTES as u64,
-                    access,
-                    session: slot,
-                    flush: flush && writable,
-                    direct_possible: area.direct_possible,
-                    peers: u64::MAX,
-                };
-                assert!(lane.engine.install_region(area.region, info));
-            }
             let parts = session.parts(self.config.event_entries);
             assert!(lane.engine.attach_session(slot, parts).is_ok());
             let (mut client, parts) = session::port(self.config.port_entries);
             client.index = lane.engine.attach_port(slot, parts).expect("a free port");
             session.ports.push(client);
         }
-        self.sessions.push(session);
     }
 
     /// The slot of a session's handle to another's destination; the same on all lanes.
@@ -323,6 +296,12 @@ impl<'s> World<'s> {
             }
             if self.rng.chance(self.config.changes) {
                 self.change_settings();
+            }
+            if self.rng.chance(self.config.deregistrations) {
+                self.deregister_one();
+            }
+            if self.rng.chance(self.config.deaths) {
+                self.abandon_one();
             }
         }
         for session in 0..self.sessions.len() {
@@ -396,7 +375,9 @@ impl<'s> World<'s> {
         // What the faults began may still end badly: wait until connections that died unheard are dead everywhere.
         let settle_until = self.clock.now() + 8 * self.config.network.down_latency.max + 1_000_000;
         self.until("the faults are over", |world| {
-            world.clock.now() > settle_until && world.handles.values().all(|handle| handle.is_usable)
+            world.clock.now() > settle_until
+                && world.leaving.is_empty()
+                && world.handles.values().all(|handle| handle.is_usable)
         });
         self.is_quiet = true;
         for session in &mut self.sessions {

@@ -10,6 +10,7 @@ use railhead_abi::submission::{
 
 use super::World;
 use super::oracle::{Expect, Pending};
+use super::session::AreaIndex;
 use super::tables::Words;
 use crate::{Rng, Use};
 
@@ -36,7 +37,7 @@ impl World<'_> {
     pub(super) fn run_client(&mut self, session: usize) {
         for lane in 0..self.config.lanes {
             let port = &mut self.sessions[session].ports[lane];
-            if port.is_asleep {
+            if port.is_asleep || port.is_abandoned {
                 continue;
             }
             self.collect(session, lane);
@@ -106,31 +107,33 @@ impl World<'_> {
         let lane = self.sessions[session].node * self.config.lanes + lane_number;
         let target = self.rng.index(self.sessions.len());
         let slot = self.handle_slot(session, target);
-        if !self.handles[&(lane, slot)].is_usable
-            || !self.sessions[session].ports[lane_number].submissions.has_room(1)
-        {
+        let (source, destination) = (self.sessions[session].source, self.sessions[target].destination);
+        let port = &mut self.sessions[session].ports[lane_number];
+        let is_ready =
+            self.handles[&(lane, slot)].is_usable && !port.is_abandoned && port.submissions.has_room(1);
+        if !is_ready || self.areas[source].is_leaving || self.areas[destination].is_leaving {
             return;
         }
         let large_bytes = self.config.pools[self.sessions[target].node].large_bytes;
-        let bytes = draw_bytes(&mut self.rng, large_bytes, self.sessions[target].destination.memory.len());
-        let Some(from) = self.sessions[session].source.reserve(bytes, &mut self.rng) else { return };
-        let Some(to) = self.sessions[target].destination.reserve(bytes, &mut self.rng) else {
-            self.sessions[session].source.release(from, bytes);
+        let bytes = draw_bytes(&mut self.rng, large_bytes, self.areas[destination].memory.len());
+        let Some(from) = self.areas[source].reserve(bytes, &mut self.rng) else { return };
+        let Some(to) = self.areas[destination].reserve(bytes, &mut self.rng) else {
+            self.areas[source].release(from, bytes);
             return;
         };
-        let data = self.sessions[session].source.fill(from, bytes, &mut self.rng);
+        let data = self.areas[source].fill(from, bytes, &mut self.rng);
         self.cookies += 1;
         let cookie = self.cookies;
-        let mut submission = self.draw_submission(session, target, cookie);
+        let mut submission = self.draw_submission(source, destination, cookie);
         submission.local_offset = from as u64;
         submission.remote_index = slot;
         submission.remote_generation = self.handles[&(lane, slot)].generation;
         submission.remote_offset = to as u64;
         submission.bytes = bytes as u64;
-        let (words, expect) = self.spoil(session, target, &submission);
+        let (words, expect) = self.spoil(source, destination, &submission);
         let windows = (
-            self.sessions[session].source.open(from, bytes, Use::Read),
-            self.sessions[target].destination.open(to, bytes, Use::Write),
+            self.areas[source].open(from, bytes, Use::Read),
+            self.areas[destination].open(to, bytes, Use::Write),
         );
         let submitted_at = self.clock.now();
         let generation = self.lanes[lane].generation;
@@ -139,6 +142,8 @@ impl World<'_> {
             target,
             lane,
             slot,
+            source,
+            destination,
             from,
             to,
             data,
@@ -148,7 +153,9 @@ impl World<'_> {
             submitted_at,
             generation,
             events: 0,
+            is_abandoned: false,
         };
+        self.trace(&format!("session {session} -> {target} on lane {lane}: {submission:?} {expect:?}"));
         self.pending.insert(cookie, pending);
         let client = &mut self.sessions[session];
         client.left -= 1;
@@ -157,7 +164,7 @@ impl World<'_> {
         self.lanes[lane].is_rung = true;
     }
 
-    fn draw_submission(&mut self, session: usize, target: usize, cookie: u64) -> Submission {
+    fn draw_submission(&mut self, source: AreaIndex, destination: AreaIndex, cookie: u64) -> Submission {
         let rng = &mut self.rng;
         let notify = *rng.pick(&[NOTIFY_NONE, NOTIFY_SIGNAL, NOTIFY_EVENT]);
         let (notify_index, notify_value) = match notify {
@@ -171,12 +178,12 @@ impl World<'_> {
             1 if direct_possible || rng.chance(50_000) => LEG_DIRECT,
             _ => 0,
         };
-        let send_leg = leg(self.sessions[session].source.direct_possible);
-        let receive_leg = leg(self.sessions[target].destination.direct_possible);
+        let send_leg = leg(self.areas[source].info.direct_possible);
+        let receive_leg = leg(self.areas[destination].info.direct_possible);
         let deadlines = if self.is_quiet { 0 } else { self.config.deadlines };
         let deadline_us =
             if rng.chance(deadlines) { u32::try_from(rng.between(5, 3_000)).unwrap_or(1) } else { 0 };
-        let source = &self.sessions[session].source;
+        let source = self.areas[source].info;
         Submission {
             operation: OPERATION_WRITE,
             class: u8::try_from(rng.index(CLASSES)).unwrap_or(0),
@@ -196,8 +203,8 @@ impl World<'_> {
     /// The words to submit, now and then with a fault that must be refused, and what must come of them.
     fn spoil(
         &mut self,
-        session: usize,
-        target: usize,
+        source: AreaIndex,
+        destination: AreaIndex,
         good: &Submission,
     ) -> ([u64; Submission::WORDS], Expect) {
         let mut bad = *good;
@@ -213,7 +220,7 @@ impl World<'_> {
                 Code::ReservedNotZero
             }
             2 => {
-                bad.local_generation += 1;
+                bad.local_generation += 1_000;
                 Code::LocalHandleStale
             }
             3 => {
@@ -222,7 +229,7 @@ impl World<'_> {
                 Code::LocalRange
             }
             4 => {
-                bad.remote_generation += 7;
+                bad.remote_generation += 1_000;
                 Code::RemoteHandleStale
             }
             5 => {
@@ -243,7 +250,7 @@ impl World<'_> {
                 Code::NotificationUnknown
             }
             _ => {
-                let (near, far) = (&self.sessions[session].source, &self.sessions[target].destination);
+                let (near, far) = (&self.areas[source].info, &self.areas[destination].info);
                 let impossible = good.bytes > 0
                     && ((good.send_leg == LEG_DIRECT && !near.direct_possible)
                         || (good.receive_leg == LEG_DIRECT && !far.direct_possible));

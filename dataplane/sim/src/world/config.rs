@@ -45,6 +45,10 @@ pub struct WorldConfig {
     pub cuts: u32,
     /// Changes of settings, per million steps.
     pub changes: u32,
+    /// Regions that are taken back and registered again, per million steps.
+    pub deregistrations: u32,
+    /// Deaths of a client on one lane, per million steps.
+    pub deaths: u32,
     /// Share of transfers with a short deadline, per million.
     pub deadlines: u32,
     /// Share of submissions that must be refused, per million.
@@ -150,6 +154,8 @@ impl WorldConfig {
             copier_faults: faults(&mut rng, 2_000, 0),
             cuts: if is_faulty { *rng.pick(&[0, 200, 2_000]) } else { 0 },
             changes: *rng.pick(&[0, 500, 5_000]),
+            deregistrations: if is_faulty { *rng.pick(&[0, 500, 4_000]) } else { 0 },
+            deaths: if is_faulty { *rng.pick(&[0, 500, 4_000]) } else { 0 },
             deadlines: *rng.pick(&[0, 0, 100_000]),
             bad: 30_000,
         }

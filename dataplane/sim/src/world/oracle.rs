@@ -9,6 +9,7 @@ use railhead_core::port::Nanos;
 
 use super::World;
 use super::registrar::Undefined;
+use super::session::{Area, AreaIndex};
 use crate::Window;
 
 /// What has to come of a submission.
@@ -27,6 +28,8 @@ pub(super) struct Pending {
     pub(super) target: usize,
     pub(super) lane: usize,
     pub(super) slot: u32,
+    pub(super) source: AreaIndex,
+    pub(super) destination: AreaIndex,
     pub(super) from: usize,
     pub(super) to: usize,
     pub(super) data: Vec<u8>,
@@ -39,6 +42,8 @@ pub(super) struct Pending {
     pub(super) generation: u64,
     /// Events seen.
     pub(super) events: u32,
+    /// Its client died.
+    pub(super) is_abandoned: bool,
 }
 
 /// A transfer that completed: what may still be heard of it.
@@ -67,9 +72,6 @@ impl World<'_> {
     /// An event came to a session.
     pub(super) fn see_event(&mut self, session: usize, event: &SessionEvent) {
         let cookie = event.value;
-        let destination = &self.sessions[session].destination;
-        assert_eq!(event.region_index, destination.region.0);
-        assert_eq!(event.region_generation, destination.generation);
         let Some(pending) = self.pending.get_mut(&cookie) else {
             let past =
                 self.past.get_mut(&cookie).unwrap_or_else(|| panic!("an event of no transfer: {event:?}"));
@@ -77,6 +79,9 @@ impl World<'_> {
             past.may_come = false;
             return;
         };
+        let destination = &self.areas[pending.destination];
+        assert_eq!(event.region_index, destination.info.region.0);
+        assert_eq!(event.region_generation, destination.info.generation);
         pending.events += 1;
         assert_eq!(pending.events, 1, "transfer {cookie}: its event came twice");
         assert_eq!(pending.target, session, "transfer {cookie}: its event came to another session");
@@ -109,8 +114,7 @@ impl World<'_> {
         self.check_notification(&pending, status, &context);
         if status == Code::Ok {
             assert_eq!(completion.bytes, pending.data.len() as u64, "{context}");
-            let wrong =
-                self.sessions[pending.target].destination.memory.first_difference(pending.to, &pending.data);
+            let wrong = self.areas[pending.destination].memory.first_difference(pending.to, &pending.data);
             assert_eq!(wrong, None, "{context}: a byte at the target is not what was sent");
             self.check_route(&pending, completion, &context);
             self.note_route(completion);
@@ -118,7 +122,7 @@ impl World<'_> {
             assert_eq!(completion.bytes, 0, "{context}");
         }
         if is_refused(status) || status == Code::PeerDown {
-            let area = &self.sessions[pending.target].destination;
+            let area = &self.areas[pending.destination];
             assert!(
                 area.is_unchanged(pending.to, pending.data.len()),
                 "{context}: the destination has changed"
@@ -131,6 +135,22 @@ impl World<'_> {
         self.release(pending, status);
     }
 
+    /// A submission that an abandoned port has not taken: nothing of it may have happened.
+    pub(super) fn never_taken(&mut self, cookie: u64) {
+        let Some(pending) = self.pending.remove(&cookie) else { return };
+        self.sessions[pending.session].in_flight -= 1;
+        *self.outcomes.entry("never taken").or_default() += 1;
+        assert_eq!(pending.events, 0, "transfer {cookie} was never taken, but its event came");
+        let bytes = pending.data.len();
+        let destination = &mut self.areas[pending.destination];
+        assert!(destination.is_unchanged(pending.to, bytes), "transfer {cookie} was never taken");
+        destination.memory.close(pending.windows.1);
+        destination.release(pending.to, bytes);
+        let source = &mut self.areas[pending.source];
+        source.memory.close(pending.windows.0);
+        source.release(pending.from, bytes);
+    }
+
     /// With `RAILHEAD_TRACE` set, says what happens.
     pub(super) fn trace(&self, what: &str) {
         if self.is_traced {
@@ -141,18 +161,18 @@ impl World<'_> {
     /// From now on nothing may touch source and destination; if nobody knows, the destination is closed by a fence.
     fn release(&mut self, pending: Pending, status: Code) {
         let bytes = pending.data.len();
-        let source = &mut self.sessions[pending.session].source;
+        let source = &mut self.areas[pending.source];
         source.memory.close(pending.windows.0);
         source.release(pending.from, bytes);
         // The owner makes use of it at once.
         source.fill(pending.from, bytes, &mut self.rng);
         if status == Code::Unknown {
             let window = pending.windows.1;
-            let undefined = Undefined { session: pending.target, at: pending.to, bytes, window };
+            let undefined = Undefined { area: pending.destination, at: pending.to, bytes, window };
             self.expire(pending.lane, pending.slot, undefined);
             return;
         }
-        let destination = &mut self.sessions[pending.target].destination;
+        let destination = &mut self.areas[pending.destination];
         destination.memory.close(pending.windows.1);
         destination.release(pending.to, bytes);
         self.check_violations();
@@ -162,7 +182,8 @@ impl World<'_> {
         match pending.expect {
             // The handle may have become stale behind the client's back, which is found first or last.
             Expect::Refused(code) => {
-                let stale = self.is_faulty() && status == Code::RemoteHandleStale;
+                let near = self.areas[pending.source].is_leaving && status == Code::LocalHandleStale;
+                let stale = near || (self.is_faulty() && status == Code::RemoteHandleStale);
                 assert!(status == code || stale, "{context}: should be refused with {code:?}");
             }
             Expect::Outcome if status == Code::Ok => {}
@@ -177,6 +198,14 @@ impl World<'_> {
                         | Code::RemoteHandleStale
                         | Code::DeadlineExceeded
                 );
+                let far = self.areas[pending.destination].is_leaving
+                    && matches!(
+                        status,
+                        Code::RemoteRefused | Code::RemoteRegionLost | Code::RemoteHandleStale
+                    );
+                let near = self.areas[pending.source].is_leaving && status == Code::LocalHandleStale;
+                let gone = pending.is_abandoned && status == Code::SessionClosed;
+                let broken = broken || far || near || gone;
                 assert!(late || (faults && broken), "{context}: should have succeeded");
             }
         }
@@ -218,10 +247,10 @@ impl World<'_> {
             .get(&completion.generation)
             .unwrap_or_else(|| panic!("{context}: no such generation"));
         let legs = [
-            (submission.send_leg, completion.send_leg, completion.send_reason, pending.session),
-            (submission.receive_leg, completion.receive_leg, completion.receive_reason, pending.target),
+            (submission.send_leg, completion.send_leg, completion.send_reason, pending.source),
+            (submission.receive_leg, completion.receive_leg, completion.receive_reason, pending.destination),
         ];
-        for (at, (wanted, taken, reason, session)) in legs.into_iter().enumerate() {
+        for (at, (wanted, taken, reason, area)) in legs.into_iter().enumerate() {
             let reason =
                 Reason::from_number(reason).unwrap_or_else(|| panic!("{context}: an unknown reason"));
             if pending.data.is_empty() {
@@ -229,9 +258,7 @@ impl World<'_> {
                 continue;
             }
             assert!(matches!(taken, LEG_STAGED | LEG_DIRECT), "{context}: no leg");
-            let client = &self.sessions[session];
-            let direct_possible =
-                if at == 0 { client.source.direct_possible } else { client.destination.direct_possible };
+            let direct_possible = self.areas[area].info.direct_possible;
             assert!(direct_possible || taken == LEG_STAGED, "{context}: direct is not possible");
             if wanted != LEG_AUTO && direct_possible {
                 assert_eq!((taken, reason), (wanted, Reason::Override), "{context}");
@@ -276,8 +303,7 @@ impl World<'_> {
 
     /// Nobody touched bytes that it may not touch.
     pub(super) fn check_violations(&self) {
-        let areas =
-            self.sessions.iter().flat_map(|session| [&session.source.memory, &session.destination.memory]);
+        let areas = self.areas.iter().map(|area| &area.memory);
         for memory in areas.chain(&self.arenas) {
             let seen = memory.take_violations();
             assert!(seen.is_empty(), "{seen:#?}");
@@ -288,11 +314,10 @@ impl World<'_> {
     pub(super) fn check_end(&mut self) {
         use railhead_core::pool::Quota;
         self.check_violations();
+        self.areas.iter().for_each(Area::check);
         for session in 0..self.sessions.len() {
             self.collect_events(session);
             let client = &self.sessions[session];
-            client.source.check();
-            client.destination.check();
             for word in 0..client.signals.len() {
                 let (seen, sure) = (client.signals[word].load_acquire(), client.sure[word]);
                 let most = sure + client.unsure[word];

@@ -6,6 +6,7 @@ use railhead_core::Notice;
 use railhead_core::port::{ConnectionIndex, Nanos};
 use railhead_core::tables::{ConnectionInfo, RemoteInfo, Role};
 
+use super::session::AreaIndex;
 use super::tables::Words;
 use super::{World, draw_settings, peer_slot};
 use crate::Window;
@@ -22,7 +23,7 @@ pub(super) struct Pair {
 /// Bytes of a session's destination that a transfer of unknown outcome may still write.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Undefined {
-    pub(super) session: usize,
+    pub(super) area: AreaIndex,
     pub(super) at: usize,
     pub(super) bytes: usize,
     pub(super) window: Window,
@@ -97,11 +98,8 @@ impl World<'_> {
                 assert!(!handle.is_usable && !handle.is_drained);
                 handle.is_drained = true;
             }
-            Notice::PortClosed { .. } => self.ports_closed += 1,
-            Notice::RegionDrained { region } => {
-                self.lanes[lane].regions.remove(region);
-                self.regions_drained += 1;
-            }
+            Notice::PortClosed { port, .. } => self.port_closed(lane, port),
+            Notice::RegionDrained { region } => self.region_drained(lane, region),
         }
     }
 
@@ -211,8 +209,13 @@ impl World<'_> {
 
     /// A transfer's outcome is unknown: nobody may use the handle until the target's end is dead.
     pub(super) fn expire(&mut self, lane: usize, slot: u32, undefined: Undefined) {
+        self.handles.get_mut(&(lane, slot)).expect("a known handle").undefined.push(undefined);
+        self.close_handle(lane, slot);
+    }
+
+    /// Nobody may use a handle until it is opened again.
+    pub(super) fn close_handle(&mut self, lane: usize, slot: u32) {
         let handle = self.handles.get_mut(&(lane, slot)).expect("a known handle");
-        handle.undefined.push(undefined);
         if handle.is_usable {
             handle.is_usable = false;
             handle.is_drained = false;
@@ -232,7 +235,7 @@ impl World<'_> {
     /// Reopens a handle once every connection that died under it is dead at the target, too.
     fn try_reopen(&mut self, lane: usize, slot: u32) {
         let session = self.handle_target(slot);
-        let peer = peer_slot(self.lanes[lane].node, self.sessions[session].node, self.config.nodes);
+        let peer = self.peer_of(lane, session);
         let target = self.target_lane(lane, peer);
         let mut is_fenced = true;
         for pair in 0..self.registrar.pairs.len() {
@@ -248,7 +251,7 @@ impl World<'_> {
         }
         let handle = self.handles.get_mut(&(lane, slot)).expect("a known handle");
         for undefined in std::mem::take(&mut handle.undefined) {
-            let area = &mut self.sessions[undefined.session].destination;
+            let area = &mut self.areas[undefined.area];
             area.memory.close(undefined.window);
             area.release(undefined.at, undefined.bytes);
         }
@@ -258,13 +261,12 @@ impl World<'_> {
     /// Opens a handle of a session to another's destination on one lane.
     pub(super) fn install_handle(&mut self, lane: usize, slot: u32) {
         let (session, target) = (self.handle_owner(slot), self.handle_target(slot));
-        let node = self.sessions[target].node;
-        let peer = peer_slot(self.lanes[lane].node, node, self.config.nodes);
+        let peer = self.peer_of(lane, target);
         let generation = self.handles.get(&(lane, slot)).map_or(1, |handle| handle.generation + 1);
-        let area = &self.sessions[target].destination;
+        let area = &self.areas[self.sessions[target].destination];
         let far = &self.lanes[self.target_lane(lane, peer)];
         let plan = Plan {
-            direct_possible: area.direct_possible,
+            direct_possible: area.info.direct_possible,
             ..Plan::of(&far.settings[&far.generation], far.generation, true)
         };
         let info = RemoteInfo {
@@ -272,7 +274,7 @@ impl World<'_> {
             session,
             peer,
             connections: [initiator_connection(peer, 0), initiator_connection(peer, 1)],
-            key: railhead_core::port::Key { index: area.region.0, epoch: area.generation },
+            key: railhead_core::port::Key { index: area.info.region.0, epoch: area.info.generation },
             bytes: area.memory.len() as u64,
             plan,
         };

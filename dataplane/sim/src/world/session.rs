@@ -11,30 +11,44 @@ use railhead_ring::{Bell, Consumer, Producer, ring_words};
 use super::tables::{Words, words};
 use crate::{Rng, SimMemory, Use, Window};
 
-/// A region of a session with the bytes that it must hold outside of what is under way.
+/// Names an [`Area`] of a world.
+pub(super) type AreaIndex = usize;
+
+/// What a session says of its region.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct AreaInfo {
+    /// Its session, counted over all nodes.
+    pub(super) session: usize,
+    pub(super) region: RegionIndex,
+    pub(super) generation: u32,
+    pub(super) is_destination: bool,
+    pub(super) direct_possible: bool,
+    /// Inbound writes need a flush.
+    pub(super) flush: bool,
+}
+
+/// A region of a session with the bytes that it must hold outside of what is under way. One that was registered again
+/// leaves its predecessor behind, so that late transfers can still be judged.
 #[derive(Debug)]
 pub(super) struct Area {
     pub(super) memory: SimMemory,
-    pub(super) region: RegionIndex,
-    pub(super) generation: u32,
-    pub(super) direct_possible: bool,
+    pub(super) info: AreaInfo,
+    /// It is being deregistered, or was.
+    pub(super) is_leaving: bool,
     model: Vec<u8>,
     busy: Vec<Range<usize>>,
 }
 
 impl Area {
-    pub(super) fn new(
-        memory: SimMemory,
-        region: RegionIndex,
-        generation: u32,
-        direct_possible: bool,
-        rng: &mut Rng,
-    ) -> Self {
-        let mut model = vec![0; memory.len()];
+    pub(super) fn new(info: AreaInfo, bytes: usize, rng: &mut Rng) -> Self {
+        let what = if info.is_destination { "destination" } else { "source" };
+        let name = format!("{what} {} of session {}", info.generation, info.session);
+        let memory = if info.flush { SimMemory::lazy(&name, bytes) } else { SimMemory::new(&name, bytes) };
+        let mut model = vec![0; bytes];
         rng.fill(&mut model);
         memory.write(0, &model);
         memory.watch();
-        Self { memory, region, generation, direct_possible, model, busy: Vec::new() }
+        Self { memory, info, is_leaving: false, model, busy: Vec::new() }
     }
 
     /// A random range that nothing under way touches.
@@ -96,6 +110,8 @@ pub(super) struct ClientPort {
     pub(super) completions: Consumer<Words, { Completion::WORDS }>,
     pub(super) bell: Bell<Words>,
     pub(super) is_asleep: bool,
+    /// Its client is gone, and its last completion has not come.
+    pub(super) is_abandoned: bool,
     pub(super) index: PortIndex,
 }
 
@@ -110,8 +126,8 @@ pub(super) struct Session {
     pub(super) signals: Words,
     pub(super) event_bell: Bell<Words>,
     pub(super) is_event_asleep: bool,
-    pub(super) source: Area,
-    pub(super) destination: Area,
+    pub(super) source: AreaIndex,
+    pub(super) destination: AreaIndex,
     /// Sum of the addends of transfers that succeeded, and of those of which nobody knows, by signal.
     pub(super) sure: Vec<u64>,
     pub(super) unsure: Vec<u64>,
@@ -134,13 +150,19 @@ pub(super) fn port(entries: usize) -> (ClientPort, PortParts<Words>) {
         completions: Consumer::new(completion, entries).expect("a sound ring"),
         bell: Bell::new(bell).expect("one word"),
         is_asleep: false,
+        is_abandoned: false,
         index: PortIndex(0),
     };
     (client, parts)
 }
 
 impl Session {
-    pub(super) fn new((node, slot): (usize, u32), source: Area, destination: Area, left: usize) -> Self {
+    pub(super) fn new(
+        (node, slot): (usize, u32),
+        source: AreaIndex,
+        destination: AreaIndex,
+        left: usize,
+    ) -> Self {
         Self {
             node,
             slot,
