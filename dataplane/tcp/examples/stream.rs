@@ -83,7 +83,7 @@ fn memory(bytes: usize) -> OwnedSpan {
     mapping.span()
 }
 
-fn fabric(stream: TcpStream, bytes: usize, buffers: u32) -> TcpFabric {
+fn fabric(stream: TcpStream, takes_writes: bool, bytes: usize, buffers: u32) -> TcpFabric {
     let config = TcpConfig {
         connections: 2,
         regions: 4,
@@ -95,7 +95,7 @@ fn fabric(stream: TcpStream, bytes: usize, buffers: u32) -> TcpFabric {
     let entry =
         RegionEntry { span: memory(bytes), epoch: EPOCH, access: ACCESS_READ | ACCESS_WRITE, peers: 1 };
     fabric.install(REGION, entry);
-    fabric.attach(WIRE, stream.into(), AttachInfo { peer: 0, takes_writes: true }).expect("attached");
+    fabric.attach(WIRE, stream.into(), AttachInfo { peer: 0, takes_writes }).expect("attached");
     fabric
 }
 
@@ -176,7 +176,7 @@ impl Initiator {
 
 fn ends(shape: Shape, buffers: u32) -> (Initiator, Target) {
     let (near, far) = streams();
-    let (near, far) = (fabric(near, shape.span(), buffers), fabric(far, shape.span(), buffers));
+    let (near, far) = (fabric(near, false, shape.span(), buffers), fabric(far, true, shape.span(), buffers));
     let initiator = Initiator { fabric: near, shape, posted: 0, acked: 0 };
     (initiator, Target { fabric: far, due: 0, acked: 0, is_down: false })
 }
