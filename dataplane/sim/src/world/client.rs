@@ -181,8 +181,9 @@ impl World<'_> {
         let send_leg = leg(self.areas[source].info.direct_possible);
         let receive_leg = leg(self.areas[destination].info.direct_possible);
         let deadlines = if self.is_quiet { 0 } else { self.config.deadlines };
+        let most = *rng.pick(&[50, 3_000]);
         let deadline_us =
-            if rng.chance(deadlines) { u32::try_from(rng.between(5, 3_000)).unwrap_or(1) } else { 0 };
+            if rng.chance(deadlines) { u32::try_from(rng.between(5, most)).unwrap_or(1) } else { 0 };
         let source = self.areas[source].info;
         Submission {
             operation: OPERATION_WRITE,

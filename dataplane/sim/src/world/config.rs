@@ -156,7 +156,7 @@ impl WorldConfig {
             changes: *rng.pick(&[0, 500, 5_000]),
             deregistrations: if is_faulty { *rng.pick(&[0, 500, 4_000]) } else { 0 },
             deaths: if is_faulty { *rng.pick(&[0, 500, 4_000]) } else { 0 },
-            deadlines: *rng.pick(&[0, 0, 100_000]),
+            deadlines: *rng.pick(&[0, 0, 300_000]),
             bad: 30_000,
         }
     }
