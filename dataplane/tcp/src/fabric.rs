@@ -10,6 +10,7 @@ use railhead_core::port::{
 };
 use railhead_shm::OwnedSpan;
 
+use crate::busy::Busy;
 use crate::inbound::{Events, Inbound, Receiver};
 use crate::outbound::Outbound;
 use crate::regions::RegionEntry;
@@ -130,38 +131,6 @@ impl Connection {
     }
 }
 
-/// Connections that want a visit, one bit each.
-#[derive(Debug)]
-struct Busy(Box<[u64]>);
-
-impl Busy {
-    fn set(&mut self, at: usize, busy: bool) {
-        let bit = 1 << (at % 64);
-        if busy {
-            self.0[at / 64] |= bit;
-        } else {
-            self.0[at / 64] &= !bit;
-        }
-    }
-
-    fn is_empty(&self) -> bool {
-        self.0.iter().all(|word| *word == 0)
-    }
-
-    /// The first set bit from `from` on.
-    fn next(&self, from: usize) -> Option<usize> {
-        let mut word = from / 64;
-        let mut bits = self.0.get(word)? & (u64::MAX << (from % 64));
-        loop {
-            if bits != 0 {
-                return Some(64 * word + bits.trailing_zeros() as usize);
-            }
-            word += 1;
-            bits = *self.0.get(word)?;
-        }
-    }
-}
-
 /// Reliable, ordered connections over non-blocking stream sockets.
 ///
 /// Connections are served in turn; each visit makes at most one send call of `coalesce_bytes` and receives about
@@ -202,7 +171,7 @@ impl TcpFabric {
             shared: Shared::new(config.regions, 1, 1),
             connections: (0..config.connections).map(|_| Connection::new(&config)).collect(),
             ready: ReadySet::new()?,
-            busy: Busy(vec![0; usize::from(config.connections).div_ceil(64).max(1)].into()),
+            busy: Busy::new(usize::from(config.connections)),
             turn: 0,
             looked_at: 0,
             polls_since_look: LOOK_POLLS,

@@ -12,6 +12,7 @@
 //! lane:      TcpFabric::attach(connection, socket) -> write / send / kick / poll
 //! ```
 
+mod busy;
 pub mod channel;
 mod fabric;
 mod frame;
