@@ -102,6 +102,7 @@ settings! {
     DeadlineMs = 11, "deadline_ms", Kind::Number { unit: "ms", min: 1, max: 3_600_000 }, 30_000, "deadline of a transfer that gives none";
     QuiesceMaxMs = 12, "quiesce_max_ms", Kind::Number { unit: "ms", min: 1, max: 60_000 }, 2000, "after the deadline, how long the peer may take to confirm that nothing lands any more";
     CoalesceBytes = 13, "coalesce_bytes", bytes(4096, 16 << 20), 256 * 1024, "the most that one gathered socket call carries";
+    StagingWindowBytes = 14, "staging_window_bytes", bytes(4096, 1 << 40), 1 << 20, "the most bytes of large blocks in use at once for each connection and leg; few blocks stay in the cache";
 }
 
 /// The settings that are one fixed word each, for REST, CLI and documentation.

@@ -61,8 +61,12 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
                 }
                 continue;
             }
-            let room = u64::from(inbound.depth.min(share).saturating_sub(inbound.grants_open)).min(left);
+            let held = self.connections[usize::from(connection.0)].large_granted;
+            let window = self.active.window_blocks.saturating_sub(held);
+            let room = inbound.depth.min(share).saturating_sub(inbound.grants_open).min(window);
+            let room = u64::from(room).min(left);
             let granted = self.grant(Quota::LargeReceive, connection, slot, room);
+            self.connections[usize::from(connection.0)].large_granted += granted;
             self.inbound[index as usize].grants_open += granted;
             self.inbound[index as usize].chunks_granted += u64::from(granted);
             if left > u64::from(granted) {

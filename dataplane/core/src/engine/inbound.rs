@@ -2,6 +2,7 @@
 
 use super::intake::within;
 use super::{Engine, POST_BLOCK_COPY, POST_FLUSH, to_u32};
+use crate::pool::Quota;
 use crate::port::{ConnectionIndex, Copy, CopyEngine, Fabric, Nanos, Place, PostId, RegionIndex};
 use crate::tables::{BlockEntry, BlockPhase, ConnectionPhase, Inbound, RegionInfo, Role};
 use core::ops::Deref;
@@ -111,6 +112,9 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
     }
 
     fn home(&mut self, block: u32) {
+        let connection = usize::from(self.blocks[block as usize].connection.0);
+        let is_large = self.pool.shape().quota(block) == Quota::LargeReceive;
+        self.connections[connection].large_granted -= u16::from(is_large);
         self.blocks[block as usize] = BlockEntry::default();
         self.pool.put(block);
     }

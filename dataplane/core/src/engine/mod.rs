@@ -94,6 +94,8 @@ struct Active {
     send: Plan,
     chunk_bytes: u64,
     depth: u16,
+    /// Large blocks in use at once, for each connection and leg.
+    window_blocks: u16,
     latency_share: i64,
     pressure_wait: Nanos,
     deadline: Nanos,
@@ -101,8 +103,10 @@ struct Active {
 }
 
 impl Active {
-    fn of(settings: &Settings, generation: u64) -> Self {
+    fn of(settings: &Settings, generation: u64, pool: &PoolShape) -> Self {
+        let window = settings.get(Setting::StagingWindowBytes) / pool.large_bytes;
         Self {
+            window_blocks: u16::try_from(window).unwrap_or(u16::MAX).max(1),
             generation,
             send: Plan::of(settings, generation, false),
             chunk_bytes: settings.get(Setting::ChunkBytes),
@@ -209,7 +213,7 @@ impl<'s, F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'s, F, C, M
         Self {
             flush_needed: capabilities.flush_needed,
             write_bytes_max: u64::from(capabilities.write_bytes_max),
-            active: Active::of(&config.settings, config.generation),
+            active: Active::of(&config.settings, config.generation, &config.pool),
             pool: Pool::new(config.pool, storage.pool_links),
             fabric,
             copier,
@@ -299,7 +303,7 @@ impl<'s, F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'s, F, C, M
 
     /// Uses a new snapshot for all transfers taken from now on, for the receive legs of this node itself, too.
     pub fn apply(&mut self, settings: &Settings, generation: u64) {
-        self.active = Active::of(settings, generation);
+        self.active = Active::of(settings, generation, &self.config.pool);
         self.update_plan(PEER_SELF, &Plan::of(settings, generation, true));
         self.observe.add(Counter::SnapshotsApplied, 1);
         self.visits_in_vain = 0;

@@ -224,31 +224,33 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
         true
     }
 
-    /// A send block, unless the transfer's session holds its fair share of them already.
+    /// A send block, unless the transfer's session or connection holds its share of them already.
     fn take_block(&mut self, index: u32, now: Nanos) -> Option<u32> {
         let transfer = &self.transfers[index as usize];
         let quota = Self::send_quota(self.config.pool.small_bytes, transfer);
+        let is_large = usize::from(quota == Quota::LargeSend);
         let sharing = self.sessions_active.iter().map(List::count).max().unwrap_or(0).max(1);
         let share = (self.pool.shape().count(quota) as usize / sharing).max(1);
         let queue = &mut self.session_queues[transfer.session as usize];
-        let block = if (queue.blocks[usize::from(quota == Quota::LargeSend)] as usize) < share {
-            self.pool.take(quota)
-        } else {
-            None
-        };
-        let Some(block) = block else {
+        let connection = &mut self.connections[usize::from(transfer.connection.0)];
+        let may = (queue.blocks[is_large] as usize) < share
+            && (is_large == 0 || connection.large_send < self.active.window_blocks);
+        let Some(block) = may.then(|| self.pool.take(quota)).flatten() else {
             self.observe.add(Counter::BlockWaits, 1);
             return None;
         };
-        queue.blocks[usize::from(quota == Quota::LargeSend)] += 1;
-        self.block_given_at[usize::from(quota == Quota::LargeSend)] = now;
+        queue.blocks[is_large] += 1;
+        connection.large_send += u16::from(quota == Quota::LargeSend);
+        self.block_given_at[is_large] = now;
         Some(block)
     }
 
     pub(super) fn put_block(&mut self, index: u32, block: u32) {
-        let session = self.transfers[index as usize].session as usize;
+        let transfer = &self.transfers[index as usize];
         let quota = self.pool.shape().quota(block);
-        self.session_queues[session].blocks[usize::from(quota == Quota::LargeSend)] -= 1;
+        self.session_queues[transfer.session as usize].blocks[usize::from(quota == Quota::LargeSend)] -= 1;
+        self.connections[usize::from(transfer.connection.0)].large_send -=
+            u16::from(quota == Quota::LargeSend);
         self.pool.put(block);
     }
 

@@ -80,10 +80,14 @@ pub struct Connection {
     pub small_credits: [u32; SMALL_CREDITS_MAX],
     /// How many.
     pub small_credit_count: u8,
+    /// Initiator: large send blocks that its transfers hold.
+    pub large_send: u16,
     /// Initiator: when the target last gave credits.
     pub credit_given_at: Nanos,
     /// Target: small blocks that the initiator holds.
     pub small_granted: u16,
+    /// Target: large blocks that the initiator holds, or that are being copied home.
+    pub large_granted: u16,
     /// Target: inbound transfers.
     pub inbound: u16,
     /// Target: copies and flushes posted or waiting.
@@ -113,8 +117,10 @@ impl Connection {
         sequence: 0,
         small_credits: [0; SMALL_CREDITS_MAX],
         small_credit_count: 0,
+        large_send: 0,
         credit_given_at: 0,
         small_granted: 0,
+        large_granted: 0,
         inbound: 0,
         inbound_open: 0,
     };
