@@ -6,13 +6,8 @@ mod support;
 
 use railhead_client::{Leg, Region, Write};
 use railhead_system::trace::{Call, Tracer};
-use railhead_system::{Cluster, Node, NodeConfig, procfs};
+use railhead_system::{Cluster, Node, procfs};
 use support::*;
-
-const BYTES: u64 = 24 << 20;
-/// What the tcp fabric may read into memory of its own behind a small frame, to save calls while frames are small. Large
-/// frames are read straight to their places, so it is the beginning of a transfer at most.
-const READ_AHEAD_BYTES: u64 = 64 << 10;
 
 /// Bytes of calls in one direction that lay in the mapping of the region, and elsewhere.
 fn split(calls: &[Call], out: bool, node: &Node, region: &Region) -> (u64, u64) {
@@ -50,64 +45,86 @@ fn in_one_stretch(calls: &[Call], out: bool, node: &Node) -> u64 {
     stretches.iter().map(bytes_in).max().unwrap_or(0)
 }
 
-fn traced(send_leg: Leg, receive_leg: Leg) {
-    let cluster = Cluster::start(vec![NodeConfig::new("a"), NodeConfig::new("b")]);
+fn traced(send_leg: Leg, receive_leg: Leg, bytes: u64, count: u64) {
+    let cluster = Cluster::pair();
     let (sender, receiver) = (attach(cluster.a(), "sender", 1), attach(cluster.b(), "receiver", 1));
-    let (source, destination) = (region(&sender, "", BYTES), region(&receiver, "destination", BYTES));
+    let all = bytes * count;
+    let (source, destination) = (region(&sender, "", all), region(&receiver, "destination", all));
     let remote = open(&sender, "b", "destination");
     let mut port = sender.take_port().unwrap();
-    let write = Write { send_leg, receive_leg, ..write(1, &source, &remote, BYTES) };
+    let write = |number| Write {
+        send_leg,
+        receive_leg,
+        local_offset: number * bytes,
+        remote_offset: number * bytes,
+        ..write(number, &source, &remote, bytes)
+    };
     // The connections are made outside of what is looked at.
-    transfer_ok(&mut port, &write);
-    let data = pattern(5, usize::try_from(BYTES).unwrap());
+    transfer_ok(&mut port, &write(0));
+    let data = pattern(5, usize::try_from(all).unwrap());
     source.copy_in(0, &data).unwrap();
-    destination.fill(0, BYTES, POISON).unwrap();
+    destination.fill(0, all, POISON).unwrap();
     let tracers = [cluster.a(), cluster.b()].map(|node| Tracer::attach(node.dataplane_pid()));
-    transfer_ok(&mut port, &write);
+    for number in 0..count {
+        port.submit(&write(number)).unwrap();
+    }
+    let completions = drain(&mut port, LIMIT);
     let [calls_a, calls_b] = tracers.map(Tracer::finish);
-    assert_bytes(&read(&destination, 0, BYTES), &data, "what was traced");
+    completions.iter().for_each(|completion| assert_ok(completion, &write(completion.cookie)));
+    assert_bytes(&read(&destination, 0, all), &data, "what was traced");
     for (leg, node, calls, region, out) in [
         (send_leg, cluster.a(), &calls_a, &source, true),
         (receive_leg, cluster.b(), &calls_b, &destination, false),
     ] {
         let (inside, outside) = split(calls, out, node, region);
         let name = &node.config.name;
-        let least = if out { BYTES } else { BYTES - READ_AHEAD_BYTES };
-        assert!(inside + outside >= BYTES, "{name}: only {inside} + {outside} bytes were seen");
+        assert!(inside + outside >= all, "{name}: only {inside} + {outside} bytes were seen");
         if leg == Leg::DIRECT {
-            assert!(
-                inside >= least,
-                "{name}: {inside} of {BYTES} bytes straight from or to the region, {outside} elsewhere"
+            assert_eq!(
+                inside, all,
+                "{name}: all data straight from or to the region, {outside} bytes elsewhere"
             );
-            assert!(inside <= BYTES, "{name}: {inside} bytes");
             // Heads and records; not a second copy of the data.
-            assert!(outside < BYTES / 10, "{name}: {outside} bytes beside the region");
+            assert!(outside < all / 5, "{name}: {outside} bytes beside the region");
         } else {
             assert_eq!(inside, 0, "{name}: staged data must not go straight from or to the region");
             let staged = in_one_stretch(calls, out, node);
-            assert!(staged >= least, "{name}: {staged} bytes of {BYTES} in the arena");
+            assert!(staged >= all, "{name}: {staged} bytes of {all} in the arena");
         }
     }
     drop((port, source, destination));
     cluster.stop();
 }
 
+fn large(send_leg: Leg, receive_leg: Leg) {
+    traced(send_leg, receive_leg, 24 << 20, 1);
+}
+
+/// Small ones share calls and frames, and are direct or staged all the same.
+fn small(send_leg: Leg, receive_leg: Leg) {
+    traced(send_leg, receive_leg, 4096, 200);
+}
+
 #[test]
 fn direct_to_direct() {
-    traced(Leg::DIRECT, Leg::DIRECT);
+    large(Leg::DIRECT, Leg::DIRECT);
+    small(Leg::DIRECT, Leg::DIRECT);
 }
 
 #[test]
 fn direct_to_staged() {
-    traced(Leg::DIRECT, Leg::STAGED);
+    large(Leg::DIRECT, Leg::STAGED);
+    small(Leg::DIRECT, Leg::STAGED);
 }
 
 #[test]
 fn staged_to_direct() {
-    traced(Leg::STAGED, Leg::DIRECT);
+    large(Leg::STAGED, Leg::DIRECT);
+    small(Leg::STAGED, Leg::DIRECT);
 }
 
 #[test]
 fn staged_to_staged() {
-    traced(Leg::STAGED, Leg::STAGED);
+    large(Leg::STAGED, Leg::STAGED);
+    small(Leg::STAGED, Leg::STAGED);
 }
