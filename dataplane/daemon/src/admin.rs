@@ -4,7 +4,9 @@
 //! The holder is whoever's connection is open: when it dies, the kernel closes the connection and the next one can hold.
 
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use railhead_abi::frame::{AdminHello, AdminWelcome, FRAME_BYTES_MAX, Frame, Refused, name_words};
 use railhead_abi::observe::EventCode;
@@ -20,6 +22,12 @@ use crate::settings::Knock;
 pub(crate) const LOCAL_VERSION: u16 = ABI_VERSION as u16;
 const _: () = assert!(ABI_VERSION <= u16::MAX as u32);
 
+/// How long it may take until the end of a dead holder's connection is noticed.
+const NOTICE_MAX: Duration = Duration::from_secs(1);
+
+/// How long a hold that is taken is waited for.
+const HOLD_WAIT: Duration = Duration::from_millis(500);
+
 /// What the admin threads share.
 #[derive(Debug)]
 pub(crate) struct AdminDesk {
@@ -29,6 +37,8 @@ pub(crate) struct AdminDesk {
     node: String,
     /// Process id of the control process that holds the dataplane.
     holder: Mutex<Option<u32>>,
+    /// Rung when a hold ends.
+    released: Condvar,
 }
 
 /// The hold of one control process; it ends when this is dropped.
@@ -41,6 +51,7 @@ struct Hold<'a> {
 impl Drop for Hold<'_> {
     fn drop(&mut self) {
         *self.desk.holder.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.desk.released.notify_all();
         self.desk.events.emit(Event::new(EventCode::ControlDetached).figures(u64::from(self.pid), 0));
         // It may have published and died before it rang.
         self.desk.look();
@@ -55,7 +66,14 @@ impl AdminDesk {
         settings: flume::Sender<Knock>,
         node: &str,
     ) -> Self {
-        Self { segment, events, settings, node: node.to_owned(), holder: Mutex::new(None) }
+        Self {
+            segment,
+            events,
+            settings,
+            node: node.to_owned(),
+            holder: Mutex::new(None),
+            released: Condvar::new(),
+        }
     }
 
     /// Serves one connection until it ends. One thread each.
@@ -104,19 +122,33 @@ impl AdminDesk {
         }
     }
 
-    /// Gives the hold if it is asked for and free; else the holder's process id.
+    /// Gives the hold if it is asked for and free; else the holder's process id. A holder that has just died may not
+    /// have been noticed yet: its successor waits a moment for that.
     fn admit(&self, hello: &AdminHello, pid: u32) -> Result<Option<Hold<'_>>, u32> {
         if hello.hold == 0 {
             return Ok(None);
         }
-        let mut holder = self.holder.lock().unwrap_or_else(PoisonError::into_inner);
+        let until = Instant::now() + NOTICE_MAX;
+        loop {
+            match self.try_hold(pid) {
+                Ok(hold) => return Ok(Some(hold)),
+                Err(holder) if is_alive(holder) || Instant::now() >= until => return Err(holder),
+                Err(_) => std::thread::sleep(Duration::from_millis(2)),
+            }
+        }
+    }
+
+    fn try_hold(&self, pid: u32) -> Result<Hold<'_>, u32> {
+        let holder = self.holder.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.released.wait_timeout_while(holder, HOLD_WAIT, |holder| holder.is_some());
+        let (mut holder, _) = waited.unwrap_or_else(PoisonError::into_inner);
         if let Some(holder) = *holder {
             return Err(holder);
         }
         *holder = Some(pid);
         drop(holder);
         self.events.emit(Event::new(EventCode::ControlAttached).figures(u64::from(pid), 0));
-        Ok(Some(Hold { desk: self, pid }))
+        Ok(Hold { desk: self, pid })
     }
 
     fn look(&self) {
@@ -135,6 +167,12 @@ impl AdminDesk {
             Err(_) => Err(None),
         }
     }
+}
+
+/// Whether a process of this number can be seen. One of another namespace cannot: then its connection tells.
+fn is_alive(pid: u32) -> bool {
+    let pid = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw);
+    pid.is_some_and(|pid| rustix::process::test_kill_process(pid) != Err(rustix::io::Errno::SRCH))
 }
 
 fn refuse(connection: &OwnedFd, code: Code, detail: &str) {

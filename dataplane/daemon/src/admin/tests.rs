@@ -97,3 +97,14 @@ fn another_version_or_other_frames_are_refused() {
     };
     assert_eq!(refused.code, Code::VersionMismatch.number());
 }
+
+#[test]
+fn control_that_is_started_again_at_once_holds() {
+    let Fixture { desk, .. } = fixture();
+    for _ in 0..50 {
+        let (holder, answer, _) = attach(&desk, &HOLD);
+        assert!(matches!(answer, Frame::AdminWelcome(_)), "{answer:?}");
+        // Nobody waits for the dataplane to notice.
+        drop(holder);
+    }
+}
