@@ -6,7 +6,6 @@
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
-use std::time::{Duration, Instant};
 
 use railhead_abi::frame::{AdminHello, AdminWelcome, FRAME_BYTES_MAX, Frame, Refused, name_words};
 use railhead_abi::observe::EventCode;
@@ -22,10 +21,7 @@ use crate::settings::Knock;
 pub(crate) const LOCAL_VERSION: u16 = ABI_VERSION as u16;
 const _: () = assert!(ABI_VERSION <= u16::MAX as u32);
 
-/// How long it may take until the end of a dead holder's connection is noticed.
-const NOTICE_MAX: Duration = Duration::from_secs(1);
-
-/// How long a hold that is taken is waited for.
+/// How long a hold that is taken is waited for: its holder may have died, and the end of its connection not been noticed.
 const HOLD_WAIT: Duration = Duration::from_millis(500);
 
 /// What the admin threads share.
@@ -122,23 +118,12 @@ impl AdminDesk {
         }
     }
 
-    /// Gives the hold if it is asked for and free; else the holder's process id. A holder that has just died may not
-    /// have been noticed yet: its successor waits a moment for that.
+    /// Gives the hold if it is asked for and free, or free in a moment: control may have been killed and started again
+    /// faster than its first connection's end was noticed. Else the holder's process id.
     fn admit(&self, hello: &AdminHello, pid: u32) -> Result<Option<Hold<'_>>, u32> {
         if hello.hold == 0 {
             return Ok(None);
         }
-        let until = Instant::now() + NOTICE_MAX;
-        loop {
-            match self.try_hold(pid) {
-                Ok(hold) => return Ok(Some(hold)),
-                Err(holder) if is_alive(holder) || Instant::now() >= until => return Err(holder),
-                Err(_) => std::thread::sleep(Duration::from_millis(2)),
-            }
-        }
-    }
-
-    fn try_hold(&self, pid: u32) -> Result<Hold<'_>, u32> {
         let holder = self.holder.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self.released.wait_timeout_while(holder, HOLD_WAIT, |holder| holder.is_some());
         let (mut holder, _) = waited.unwrap_or_else(PoisonError::into_inner);
@@ -148,7 +133,7 @@ impl AdminDesk {
         *holder = Some(pid);
         drop(holder);
         self.events.emit(Event::new(EventCode::ControlAttached).figures(u64::from(pid), 0));
-        Ok(Hold { desk: self, pid })
+        Ok(Some(Hold { desk: self, pid }))
     }
 
     fn look(&self) {
@@ -167,12 +152,6 @@ impl AdminDesk {
             Err(_) => Err(None),
         }
     }
-}
-
-/// Whether a process of this number can be seen. One of another namespace cannot: then its connection tells.
-fn is_alive(pid: u32) -> bool {
-    let pid = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw);
-    pid.is_some_and(|pid| rustix::process::test_kill_process(pid) != Err(rustix::io::Errno::SRCH))
 }
 
 fn refuse(connection: &OwnedFd, code: Code, detail: &str) {
