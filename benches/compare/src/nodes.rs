@@ -58,7 +58,8 @@ impl Nodes {
         let cores = cpu::allowed()?;
         for at in 0..NAMES.len() {
             let core = (cores.len() > 1 && !options.unpinned).then(|| cores[at % cores.len()]);
-            let text = config(at, ports, nodes.control_ports[at], core, &options.settings);
+            let sections = [("settings", &options.settings[..]), ("pool", &options.pool[..])];
+            let text = config(at, ports, nodes.control_ports[at], core, &sections);
             let path = nodes.folder.path().join(format!("{}.toml", NAMES[at]));
             fs::write(&path, text).tried(path.display())?;
             nodes.configs.push(path);
@@ -237,7 +238,7 @@ fn config(
     ports: [u16; NAMES.len()],
     control_port: u16,
     core: Option<usize>,
-    settings: &[(String, String)],
+    sections: &[(&str, &[(String, String)])],
 ) -> String {
     let (name, peer) = (NAMES[at], NAMES[1 - at]);
     let (port, peer_port) = (ports[at], ports[1 - at]);
@@ -247,12 +248,15 @@ fn config(
          [dataplane]\n{cores}log = \"warn\"\n\n\
          [fabric]\nlisten = \"127.0.0.1:{port}\"\nkey_file = \"cluster.key\"\n\n\
          [[peer]]\nname = \"{peer}\"\naddress = \"127.0.0.1:{peer_port}\"\n\n\
-         [control]\nlisten = \"127.0.0.1:{control_port}\"\nlog = \"warn\"\n\n\
-         [settings]\n"
+         [control]\nlisten = \"127.0.0.1:{control_port}\"\nlog = \"warn\"\n\n"
     );
-    for (key, value) in settings {
-        let quote = if value.parse::<u64>().is_ok() { "" } else { "\"" };
-        let _ = writeln!(text, "{key} = {quote}{value}{quote}");
+    for (section, entries) in sections {
+        let _ = writeln!(text, "[{section}]");
+        for (key, value) in *entries {
+            let quote = if value.parse::<u64>().is_ok() { "" } else { "\"" };
+            let _ = writeln!(text, "{key} = {quote}{value}{quote}");
+        }
+        text.push('\n');
     }
     text
 }
@@ -264,7 +268,7 @@ mod tests {
     #[test]
     fn numbers_are_bare_and_names_are_quoted() {
         let settings = [("idle.spin_us".into(), "100".into()), ("send.mode".into(), "direct".into())];
-        let text = config(1, [7001, 7002], 7003, Some(3), &settings);
+        let text = config(1, [7001, 7002], 7003, Some(3), &[("settings", &settings[..]), ("pool", &[])]);
         for line in [
             "name = \"b\"",
             "listen = \"127.0.0.1:7002\"",

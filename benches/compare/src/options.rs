@@ -39,6 +39,9 @@ pub(crate) struct Options {
     /// A setting that both nodes start with, in place of its default.
     #[arg(long = "set", value_name = "KEY=VALUE", value_parser = key_value)]
     pub(crate) settings: Vec<(String, String)>,
+    /// A key of the pool section of both configurations, in place of its default.
+    #[arg(long = "pool", value_name = "KEY=VALUE", value_parser = key_value)]
+    pub(crate) pool: Vec<(String, String)>,
     /// Microseconds that our client polls before it sleeps, in place of each row's own.
     #[arg(long, value_name = "US", hide = true)]
     pub(crate) client_spin_us: Option<u64>,

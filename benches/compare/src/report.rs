@@ -49,6 +49,9 @@ impl Report {
         let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let called_as =
             options.called_as.clone().unwrap_or_else(|| std::env::args().collect::<Vec<_>>().join(" "));
+        let pairs = |given: &[(String, String)]| {
+            given.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>()
+        };
         let head = json!({
             "format": FORMAT,
             "command": called_as,
@@ -56,7 +59,8 @@ impl Report {
             "started_unix_s": started,
             "pairs": options.pairs(),
             "milliseconds": u64::try_from(options.duration().as_millis()).unwrap_or(u64::MAX),
-            "settings": options.settings.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>(),
+            "settings": pairs(&options.settings),
+            "pool": pairs(&options.pool),
             "lanes_pinned": !options.unpinned,
         });
         let (rows, verdicts, notes) = (Vec::new(), Vec::new(), Vec::new());
