@@ -18,6 +18,13 @@ const MEMORY: Need = Need {
     refused: "less than 10 GiB of memory are free",
 };
 
+/// A few pages for regions, and a small pool.
+const HUGEPAGES: Need = Need {
+    program: "awk",
+    arguments: &["/^HugePages_Free:/ { exit $2 < 16 }", "/proc/meminfo"],
+    refused: "fewer than 16 hugepages are free (vm.nr_hugepages)",
+};
+
 /// One command of a stage.
 #[derive(Debug)]
 pub(crate) struct Step {
@@ -125,6 +132,12 @@ pub(crate) const STAGES: &[Stage] = &[
         300,
         &[MEMORY],
         &[test(&["cargo", "test", "--package", "railhead-system", "--test", "large"])],
+    ),
+    system(
+        "hugepages",
+        300,
+        &[HUGEPAGES],
+        &[test(&["cargo", "test", "--package", "railhead-system", "--test", "hugepages"])],
     ),
     system(
         "direct-addresses",
