@@ -40,6 +40,10 @@ impl World<'_> {
             return;
         }
         self.areas[area].is_leaving = true;
+        if self.rng.chance(400_000) {
+            // The client has punched a hole into it: that is why it goes.
+            self.areas[area].memory.lose();
+        }
         self.trace(&format!("deregisters {:?}", self.areas[area].info));
         let (node, region) = (client.node, self.areas[area].info.region);
         for lane in self.lanes.iter_mut().filter(|lane| lane.node == node) {
