@@ -140,7 +140,7 @@ pub(crate) const STAGES: &[Stage] = &[
         &[test(&["cargo", "test", "--package", "railhead-system", "--test", "hugepages"])],
     ),
     system(
-        "direct-addresses",
+        "direct-path",
         300,
         &[],
         &[
