@@ -3,16 +3,19 @@
 //!
 //! What `strace` does, except that it prints what the pieces hold and not where they lie.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::mem::MaybeUninit;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use crate::procfs;
 
 /// Pieces of one call that are looked at; the kernel takes no more.
 const PIECES_MAX: usize = 1024;
+/// How long threads may take to stop when asked to.
+const STOP_LIMIT: Duration = Duration::from_secs(5);
 
 /// One system call that moved bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -64,41 +67,98 @@ impl Tracer {
 }
 
 fn follow(pid: u32, ready: &Sender<()>, stop: &Receiver<()>) -> io::Result<Vec<Call>> {
+    let mut tracees = Tracees { pid, running: BTreeSet::new(), entered: BTreeMap::new(), calls: Vec::new() };
+    // When this thread ends, however it does, the kernel lets go of all tracees and they run on.
+    let mut waiting = BTreeSet::new();
     for (tid, _) in procfs::threads(pid) {
         seize(tid_of(tid)?)?;
+        waiting.insert(tid_of(tid)?);
     }
+    // Each has been stopped once and has gone on under the tracer's eyes: from here on nothing is missed.
+    tracees.running.extend(&waiting);
+    tracees.until_stopped(&mut waiting, true)?;
     let _ = ready.send(());
-    let mut calls = Vec::new();
-    let mut entered = BTreeMap::new();
-    // When this thread ends, the kernel lets go of all tracees and they run on.
     while matches!(stop.try_recv(), Err(TryRecvError::Empty)) {
-        let Some((tid, status)) = next_stop()? else {
+        if tracees.step(true)?.is_none() {
             std::thread::yield_now();
-            continue;
+        }
+    }
+    // A call whose data has arrived may not be over yet: it is, once its thread has been stopped outside of calls.
+    let mut waiting = tracees.running.clone();
+    for tid in &waiting {
+        interrupt(*tid)?;
+    }
+    tracees.until_stopped(&mut waiting, false)?;
+    for tid in &tracees.running {
+        detach(*tid)?;
+    }
+    Ok(tracees.calls)
+}
+
+/// The threads that are followed.
+struct Tracees {
+    pid: u32,
+    running: BTreeSet<i32>,
+    /// Calls that are in the kernel.
+    entered: BTreeMap<i32, (u64, [u64; 6])>,
+    calls: Vec<Call>,
+}
+
+impl Tracees {
+    /// Goes on until each of `waiting` has made the stop that it was asked for, or has ended.
+    fn until_stopped(&mut self, waiting: &mut BTreeSet<i32>, and_resume: bool) -> io::Result<()> {
+        let start = Instant::now();
+        while !waiting.is_empty() {
+            match self.step(and_resume)? {
+                Some(tid) => _ = waiting.remove(&tid),
+                None => std::thread::yield_now(),
+            }
+            waiting.retain(|tid| self.running.contains(tid));
+            if start.elapsed() > STOP_LIMIT {
+                return Err(io::Error::other(format!("threads {waiting:?} did not stop")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Deals with one stop, if there is one. Returns the thread that made the stop that [`interrupt`] asks for; it goes on
+    /// only if `and_resume`.
+    fn step(&mut self, and_resume: bool) -> io::Result<Option<i32>> {
+        let Some((tid, status)) = next_stop()? else { return Ok(None) };
+        let Some(signal) = stopped_by(status) else {
+            self.running.remove(&tid);
+            return Ok(None);
         };
-        let Some(signal) = stopped_by(status) else { continue };
-        let pass_on = if signal == libc::SIGTRAP | 0x80 {
+        // A thread that a tracee started.
+        self.running.insert(tid);
+        if status >> 16 == libc::PTRACE_EVENT_STOP {
+            if and_resume {
+                resume(tid, 0)?;
+            }
+            return Ok(Some(tid));
+        }
+        if signal == libc::SIGTRAP | 0x80 {
             match syscall(tid)? {
                 Border::Entry { number, arguments } => {
-                    entered.insert(tid, (number, arguments));
+                    self.entered.insert(tid, (number, arguments));
                 }
                 Border::Exit { moved } => {
-                    if let Some((number, arguments)) = entered.remove(&tid) {
-                        calls.extend(call_of(pid, tid, number, &arguments, moved)?);
+                    if let Some((number, arguments)) = self.entered.remove(&tid) {
+                        self.calls.extend(call_of(self.pid, tid, number, &arguments, moved)?);
+                    }
+                    // One that was in a call when it was asked to stop stops here, and not again.
+                    if !and_resume {
+                        return Ok(Some(tid));
                     }
                 }
                 Border::Other => {}
             }
-            0
-        } else if status >> 16 != 0 {
-            // An event of tracing itself: a new thread, or the stop that `seize` asked for.
-            0
-        } else {
-            signal
-        };
-        resume(tid, pass_on)?;
+        }
+        // Events of tracing itself are no signals; whatever else stopped it is passed on.
+        let is_signal = signal != libc::SIGTRAP | 0x80 && status >> 16 == 0;
+        resume(tid, if is_signal { signal } else { 0 })?;
+        Ok(None)
     }
-    Ok(calls)
 }
 
 /// The call, if it is one that moves bytes and did.
@@ -179,23 +239,36 @@ fn checked(result: libc::c_long) -> io::Result<libc::c_long> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
+/// Takes a thread and asks it to stop.
 fn seize(tid: i32) -> io::Result<()> {
     let options = libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_TRACECLONE;
-    let none = core::ptr::null_mut::<libc::c_void>();
-    // SAFETY: SEIZE takes no address and its options as a number; it changes no memory of this process.
-    checked(unsafe { libc::ptrace(libc::PTRACE_SEIZE, tid, none, libc::c_long::from(options)) })?;
-    // SAFETY: INTERRUPT takes neither.
-    checked(unsafe { libc::ptrace(libc::PTRACE_INTERRUPT, tid, none, none) })?;
-    Ok(())
+    request(libc::PTRACE_SEIZE, tid, options)?;
+    interrupt(tid)
 }
 
+/// Asks a thread to stop once it is outside of system calls.
+fn interrupt(tid: i32) -> io::Result<()> {
+    request(libc::PTRACE_INTERRUPT, tid, 0)
+}
+
+/// Lets a stopped thread go on until it next enters or leaves the kernel, and gives it `signal` unless that is 0.
 fn resume(tid: i32, signal: i32) -> io::Result<()> {
+    request(libc::PTRACE_SYSCALL, tid, signal)
+}
+
+/// Lets a stopped thread go for good.
+fn detach(tid: i32) -> io::Result<()> {
+    request(libc::PTRACE_DETACH, tid, 0)
+}
+
+/// A request whose last argument is a number.
+fn request(request: libc::c_uint, tid: i32, data: i32) -> io::Result<()> {
     let none = core::ptr::null_mut::<libc::c_void>();
-    // SAFETY: SYSCALL takes no address and the signal to deliver as a number.
-    let result = unsafe { libc::ptrace(libc::PTRACE_SYSCALL, tid, none, libc::c_long::from(signal)) };
+    // SAFETY: the requests that come here take no address and a number; they change no memory of this process.
+    let result = unsafe { libc::ptrace(request, tid, none, libc::c_long::from(data)) };
     match checked(result) {
-        // Killed meanwhile: its end is reported by the next wait.
-        Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(()),
+        // Killed meanwhile: its end is reported by the next wait. One that was never taken is told by SEIZE.
+        Err(error) if error.raw_os_error() == Some(libc::ESRCH) && request != libc::PTRACE_SEIZE => Ok(()),
         other => other.map(drop),
     }
 }
