@@ -93,7 +93,7 @@ settings! {
     SendDirectFromBytes = 2, "send.direct_from_bytes", bytes(0, 1 << 40), 16 * 1024, "in mode auto, transfers of at least this many bytes are sent direct";
     ReceiveDirectFromBytes = 3, "receive.direct_from_bytes", bytes(0, 1 << 40), 16 * 1024, "in mode auto, transfers of at least this many bytes are received direct";
     ChunkBytes = 4, "chunk_bytes", bytes(4096, 64 << 20), 256 * 1024, "a transfer is posted in pieces of this size, between which others get their turn";
-    SliceBytes = 5, "slice_bytes", bytes(4096, 16 << 20), 128 * 1024, "the most that one copy or socket call moves";
+    SliceBytes = 5, "slice_bytes", bytes(4096, 16 << 20), 256 * 1024, "the most that one copy or socket call moves";
     PipelineDepth = 6, "pipeline_depth", Kind::Number { unit: "chunks", min: 1, max: 64 }, 8, "chunks of one transfer that may be on their way at once";
     IdlePolicyWord = 7, "idle.policy", Kind::Choice(&["spin", "adaptive"]), 1, "what a lane does when it has nothing to do";
     IdleSpinUs = 8, "idle.spin_us", Kind::Number { unit: "us", min: 0, max: 1_000_000 }, 50, "with adaptive, how long a lane polls before it sleeps";

@@ -143,6 +143,17 @@ pub fn exists(pid: u32) -> bool {
     Path::new(&format!("/proc/{pid}")).exists()
 }
 
+/// Whether every thread of a process is stopped by a signal: SIGSTOP takes effect some time after it was sent.
+#[must_use]
+pub fn is_stopped(pid: u32) -> bool {
+    let threads = threads(pid);
+    let is_stopped = |tid: &u64| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/stat")).unwrap_or_default();
+        stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T'))
+    };
+    !threads.is_empty() && threads.iter().all(|(tid, _)| is_stopped(tid))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

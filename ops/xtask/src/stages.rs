@@ -114,9 +114,9 @@ pub(crate) const STAGES: &[Stage] = &[
         "conformance",
         600,
         &[
-            test(&["cargo", "test", "--package", "railhead-sim", "conformance"]),
-            test(&["cargo", "test", "--package", "railhead-host", "conformance"]),
-            test(&["cargo", "test", "--package", "railhead-tcp", "conformance"]),
+            test(&["cargo", "test", "--package", "railhead-sim", "--test", "conformance"]),
+            test(&["cargo", "test", "--package", "railhead-host", "--test", "conformance"]),
+            test(&["cargo", "test", "--package", "railhead-tcp", "--test", "conformance"]),
         ],
     ),
     stage("build", 1200, &[run(&["cargo", "build", "--workspace", "--release", "--bins"])]),

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use railhead_client::{Class, Code, Leg, Write, outcome};
-use railhead_system::{Cluster, NodeConfig, until};
+use railhead_system::{Cluster, NodeConfig, procfs, until};
 use rustix::process::Signal;
 
 use crate::support::*;
@@ -116,7 +116,10 @@ fn a_peer_that_hangs_ends_transfers_within_the_stated_time() {
     for (send_leg, receive_leg) in ROUTES {
         let remote = open(&sender, "b", "destination");
         transfer_ok(&mut port, &Write { send_leg, receive_leg, ..write(1, &source, &remote, 8 << 20) });
-        cluster.nodes[1].dataplane.as_mut().unwrap().signal(Signal::STOP);
+        let peer = cluster.nodes[1].dataplane.as_mut().unwrap();
+        peer.signal(Signal::STOP);
+        let pid = peer.pid();
+        until("the peer has stopped", LIMIT, || procfs::is_stopped(pid).then_some(()));
         let start = Instant::now();
         let deadline_us = u32::try_from(DEADLINE.as_micros()).unwrap();
         for cookie in 0..8 {
