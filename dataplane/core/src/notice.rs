@@ -24,6 +24,8 @@ pub enum Notice<M> {
     },
     /// The port's last completion was written: its memory may go.
     PortClosed {
+        /// Whose it was: its slot may have been given to another session since.
+        session: u32,
         /// Which.
         port: PortIndex,
         /// Its rings.

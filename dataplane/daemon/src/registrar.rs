@@ -130,7 +130,7 @@ impl Registrar {
     /// A lane said something unasked.
     pub(crate) fn notice(&self, lane: usize, notice: Notice<Words>) {
         match notice {
-            Notice::PortClosed { port, .. } => drop(self.tables().remove_port(lane, port.0)),
+            Notice::PortClosed { session, port, .. } => self.tables().remove_port(session, lane, port.0),
             Notice::RegionDrained { region } => {
                 self.tables().region_lanes(region.0, |lanes| *lanes &= !(1 << lane))
             }

@@ -33,7 +33,7 @@ struct StubLane {
     mail: LaneMail,
     doorbell: Arc<OwnedFd>,
     log: Log,
-    ports: HashMap<u8, PortParts<Words>>,
+    ports: HashMap<u8, (u32, PortParts<Words>)>,
     sockets: HashMap<u16, OwnedFd>,
     /// While not zero, ends that were asked for are kept back.
     hold: Arc<Word>,
@@ -68,11 +68,15 @@ impl StubLane {
             Command::CloseSession { session } => (format!("end session {session}"), Answer::Done, None),
             Command::AttachPort { session, parts } => {
                 self.next_port += 1;
-                self.ports.insert(self.next_port, parts);
+                self.ports.insert(self.next_port, (session, parts));
                 (format!("port of {session}"), Answer::Port(PortIndex(self.next_port)), None)
             }
             Command::AbandonPort { port } => {
-                let notice = self.ports.remove(&port.0).map(|parts| Notice::PortClosed { port, parts });
+                let notice = self.ports.remove(&port.0).map(|(session, parts)| Notice::PortClosed {
+                    session,
+                    port,
+                    parts,
+                });
                 ("end port".to_owned(), Answer::Done, notice)
             }
             Command::InstallRegion { region, .. } => (format!("region {}", region.0), Answer::Done, None),

@@ -244,12 +244,12 @@ impl Tables {
         }
     }
 
-    /// A lane has given a port back. Returns its session.
-    pub(crate) fn remove_port(&mut self, lane: usize, port: u8) -> Option<u32> {
-        let owner = self.sessions.iter().find(|(_, entry)| entry.ports.contains(&(lane, port)));
-        let session = owner.map(|(session, _)| session)?;
-        self.sessions.get_mut(session)?.ports.retain(|open| *open != (lane, port));
-        Some(session)
+    /// A lane has given a port of the session back. The slot of the port alone would not tell whose it was: the lane may
+    /// have given it to the next session before this one heard of it.
+    pub(crate) fn remove_port(&mut self, session: u32, lane: usize, port: u8) {
+        if let Some(entry) = self.sessions.get_mut(session) {
+            entry.ports.retain(|open| *open != (lane, port));
+        }
     }
 
     /// The session in a slot.

@@ -87,7 +87,8 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
     /// Uses a peer's new receive plan for all transfers taken from now on.
     pub fn update_plan(&mut self, peer: u32, plan: &Plan) {
         for info in self.remotes.iter_mut().filter_map(|remote| remote.info.as_mut()) {
-            if info.peer == peer {
+            // Two threads of a registrar may tell an older plan after a newer one.
+            if info.peer == peer && plan.generation >= info.plan.generation {
                 let direct_possible = info.plan.direct_possible;
                 info.plan = Plan { direct_possible, ..*plan };
             }
@@ -163,7 +164,7 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
             self.ports_used &= !(1 << at);
             self.ports_dirty &= !(1 << at);
             self.ports_to_wake &= !(1 << at);
-            self.notices.push(Notice::PortClosed { port: index, parts: port.parts });
+            self.notices.push(Notice::PortClosed { session: port.session, port: index, parts: port.parts });
         }
     }
 }

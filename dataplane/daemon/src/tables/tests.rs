@@ -131,9 +131,13 @@ fn ports_are_bounded_on_each_lane() {
     tables.reserve_ports(3).unwrap();
     let session = tables.add_session().unwrap();
     tables.add_port(session, 1, 4);
-    assert_eq!(tables.remove_port(0, 4), None);
-    assert_eq!(tables.remove_port(1, 4), Some(session));
-    assert_eq!(tables.remove_port(1, 4), None);
+    let other = tables.add_session().unwrap();
+    tables.add_port(other, 1, 4);
+    tables.remove_port(other, 0, 4);
+    assert!(!tables.session(other).unwrap().ports.is_empty(), "another lane's port");
+    tables.remove_port(session, 1, 4);
+    assert!(tables.session(session).unwrap().ports.is_empty());
+    assert!(!tables.session(other).unwrap().ports.is_empty(), "the slot had passed to the other session");
 }
 
 #[test]
