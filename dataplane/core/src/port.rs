@@ -4,7 +4,8 @@
 //! Everything is posted and ends later: a post returns at once, its end is an event of a later
 //! `poll`. No call blocks, and none moves more than the slice that the adapter was configured with.
 //! The engine names local memory by [`Place`] and remote memory by [`Key`]; adapters hold the tables
-//! that turn those into addresses and NIC keys, and fill them outside of these traits.
+//! that turn those into addresses and NIC keys, and fill them outside of these traits. Once an
+//! adapter has given a memory back, it reads and writes nothing there.
 
 use railhead_abi::Code;
 use railhead_abi::record::RawRecord;
@@ -112,7 +113,8 @@ pub enum FabricEvent {
         /// The words as they came; not validated.
         record: RawRecord,
     },
-    /// An inbound write was refused or its memory was lost: nothing of it was placed outside its range.
+    /// An inbound write was refused or its memory was lost: nothing of it was placed outside its range. Comes before the
+    /// records that were sent after the write.
     Refused {
         /// Where.
         connection: ConnectionIndex,

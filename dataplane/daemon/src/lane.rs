@@ -277,9 +277,10 @@ impl Lane<'_> {
     }
 
     /// Whether nothing waits for this lane: the second look, after it announced its sleep.
-    fn may_sleep(&self) -> bool {
+    fn may_sleep(&mut self) -> bool {
+        let engine_may = self.engine.may_sleep();
         let fabric = self.engine.fabric();
-        self.engine.may_sleep()
+        engine_may
             && self.mail.commands.is_empty()
             && self.prepared.generation() == self.applied
             && !fabric.first.is_busy()

@@ -14,11 +14,11 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
     /// Ends a transfer early: nothing more is posted, what is posted ends, the peer confirms. The first cause counts.
     pub(super) fn stop(&mut self, index: u32, status: Code, side: u8, now: Nanos) {
         let transfer = &mut self.transfers[index as usize];
-        if transfer.acked
-            && transfer.status == Code::Ok
-            && matches!(status, Code::RegionLost | Code::DeviceError)
-        {
-            // Delivered, but not what the source held: that is no success.
+        // A transfer past its deadline is a success if the target had delivered it; not from a source that was lost.
+        let may_succeed = (transfer.acked && transfer.status == Code::Ok)
+            || (matches!(transfer.phase, Phase::Stopping | Phase::AwaitCancelled)
+                && transfer.status == Code::DeadlineExceeded);
+        if may_succeed && matches!(status, Code::RegionLost | Code::DeviceError) {
             transfer.status = status;
             transfer.side = side;
         }

@@ -1,6 +1,7 @@
 //! Blocks for peers: small ones as standing credits of a connection, large ones on demand by fair share.
 
 use super::Engine;
+use crate::list::List;
 use crate::pool::Quota;
 use crate::port::{ConnectionIndex, CopyEngine, Fabric, Nanos};
 use crate::tables::{
@@ -23,6 +24,9 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
         now: Nanos,
     ) -> bool {
         let Some(index) = self.touch_inbound(connection, demand.slot, now) else { return false };
+        if demand.chunks == 0 {
+            return self.withdraw(connection, demand.slot, index);
+        }
         let shape = self.pool.shape();
         let inbound = &mut self.inbound[index as usize];
         let is_sound = inbound.chunks_wanted == 0
@@ -39,15 +43,24 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
         true
     }
 
+    /// DEMAND for nothing: the transfer goes direct after all, and what it was granted goes home.
+    fn withdraw(&mut self, connection: ConnectionIndex, slot: u16, index: u32) -> bool {
+        let inbound = &self.inbound[index as usize];
+        if inbound.chunks_wanted == 0 || inbound.fin.is_some() {
+            return false;
+        }
+        self.reclaim(connection, slot);
+        true
+    }
+
     /// Large blocks by fair share among the transfers that want some.
     pub(super) fn grant_large(&mut self) {
         let share =
             (self.pool.shape().count(Quota::LargeReceive) as usize / self.demands.count().max(1)).max(1);
         let share = u16::try_from(share).unwrap_or(u16::MAX);
-        let mut rounds = self.demands.count();
-        while rounds > 0 {
-            rounds -= 1;
-            let Some(index) = self.demands.pop_front(self.demand_links) else { return };
+        // Who got nothing goes before who got something: the next block that comes home is for another transfer.
+        let (mut unserved, mut served) = (List::EMPTY, List::EMPTY);
+        while let Some(index) = self.demands.pop_front(self.demand_links) {
             let inbound = self.inbound[index as usize];
             let left = inbound.chunks_wanted.saturating_sub(inbound.chunks_granted);
             if !inbound.is_active || left == 0 {
@@ -57,7 +70,7 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
             if self.pool.shape().count(Quota::LargeReceive) == 0 {
                 let replan = Plain { slot, ..Plain::default() };
                 if !self.send_record(connection, &Record::Replan(replan)) {
-                    self.demands.push_back(self.demand_links, index);
+                    unserved.push_back(self.demand_links, index);
                 }
                 continue;
             }
@@ -70,6 +83,12 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
             self.inbound[index as usize].grants_open += granted;
             self.inbound[index as usize].chunks_granted += u64::from(granted);
             if left > u64::from(granted) {
+                let list = if granted == 0 { &mut unserved } else { &mut served };
+                list.push_back(self.demand_links, index);
+            }
+        }
+        for mut list in [unserved, served] {
+            while let Some(index) = list.pop_front(self.demand_links) {
                 self.demands.push_back(self.demand_links, index);
             }
         }

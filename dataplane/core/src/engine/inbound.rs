@@ -212,7 +212,7 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
     }
 
     /// Takes back the blocks that a transfer was granted and did not use: none can be written any more.
-    fn reclaim(&mut self, connection: ConnectionIndex, slot: u16) {
+    pub(super) fn reclaim(&mut self, connection: ConnectionIndex, slot: u16) {
         let index = Self::inbound_index(connection, slot);
         let inbound = &mut self.inbound[index as usize];
         inbound.chunks_granted = inbound.chunks_wanted;
@@ -281,6 +281,7 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
             let target = self.writable(connection, fin.region_index, fin.region_epoch, fin.offset, fin.bytes);
             let Some((region, info)) = target else {
                 self.fail_inbound(index, Code::RemoteRefused);
+                self.progress();
                 return Answer::Waits;
             };
             let is_direct = fin.receive_leg == LEG_DIRECT && fin.bytes > 0;
@@ -290,6 +291,7 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
             match self.deliver(region, &info, &fin) {
                 Ok(true) => {}
                 Ok(false) => {
+                    self.events_full = true;
                     self.observe.add(Counter::EventWaits, 1);
                     return Answer::Waits;
                 }

@@ -22,7 +22,7 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
         let mut budget = INTAKE_PER_TURN;
         let mut idle = 0;
         let attached = self.ports_used.count_ones();
-        while budget > 0 && idle < attached && !self.transfers_free.is_empty() {
+        while budget > 0 && idle < attached && self.ports_used != 0 && !self.transfers_free.is_empty() {
             // The next used bit from `intake_next` on, round the end.
             let turned = self.ports_used.rotate_right(self.intake_next);
             let port = (self.intake_next + turned.trailing_zeros()) % 64;

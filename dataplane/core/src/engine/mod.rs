@@ -152,6 +152,8 @@ pub struct Engine<'s, F, C, M> {
     blocks: &'s mut [BlockEntry],
     block_links: &'s mut [Link],
     copies_waiting: List,
+    /// A delivery waits for room in an event ring.
+    events_full: bool,
 
     regions: &'s mut [Region],
     remotes: &'s mut [Remote],
@@ -163,8 +165,8 @@ pub struct Engine<'s, F, C, M> {
     block_given_at: [Nanos; 2],
     /// What the latency class has had above its share, in bytes times percent.
     latency_balance: i64,
-    /// Visits since a chunk was last made: when all were visited in vain, the lane may sleep.
-    visits_in_vain: usize,
+    /// Visits by class since something last happened: when all were visited in vain, the lane may sleep.
+    visits_in_vain: [usize; CLASSES],
     ports: &'s mut [Option<Port<M>>],
     /// Ports attached, one bit each.
     ports_used: u64,
@@ -196,18 +198,13 @@ impl<'s, F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'s, F, C, M
     #[must_use]
     pub fn new(
         config: EngineConfig,
-        storage: Storage<'s, M>,
+        mut storage: Storage<'s, M>,
         observe: Observe<M>,
         fabric: F,
         copier: C,
     ) -> Self {
-        check_lengths(&config, &storage);
+        prepare(&config, &mut storage);
         let capabilities = fabric.capabilities();
-        for links in [&mut *storage.demand_links, storage.answer_links, storage.block_links] {
-            links.fill(Link::UNLINKED);
-        }
-        let mut session_links = storage.session_links;
-        session_links.iter_mut().for_each(|links| links.fill(Link::UNLINKED));
         let (transfers_free, chunks_free) =
             (all_listed(storage.transfer_links), all_listed(storage.chunk_links));
         Self {
@@ -238,15 +235,16 @@ impl<'s, F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'s, F, C, M
             blocks: storage.blocks,
             block_links: storage.block_links,
             copies_waiting: List::EMPTY,
+            events_full: false,
             regions: storage.regions,
             remotes: storage.remotes,
             sessions: storage.sessions,
             session_queues: storage.session_queues,
-            session_links,
+            session_links: storage.session_links,
             sessions_active: [List::EMPTY; CLASSES],
             block_given_at: [0; 2],
             latency_balance: 0,
-            visits_in_vain: 0,
+            visits_in_vain: [0; CLASSES],
             ports: storage.ports,
             ports_used: 0,
             intake_next: 0,
@@ -290,7 +288,7 @@ impl<'s, F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'s, F, C, M
 
     /// Whether no input waits: to be asked after the lane announced its sleep. Timers are in [`Turn::wake_at`].
     #[must_use]
-    pub fn may_sleep(&self) -> bool {
+    pub fn may_sleep(&mut self) -> bool {
         let mut used = if self.transfers_free.is_empty() { 0 } else { self.ports_used };
         while let Some(at) = take_bit(core::slice::from_mut(&mut used)) {
             let port = self.ports[at].as_ref().filter(|port| !port.is_closing);
@@ -298,7 +296,11 @@ impl<'s, F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'s, F, C, M
                 return false;
             }
         }
-        self.notices.is_empty() && !self.copier.is_busy()
+        // Deliveries that wait for room in a client's event ring: it rings nobody when it makes some.
+        let has_room = |session: &mut SessionParts<M>| session.events.free() > 0;
+        let deliveries =
+            !self.answers.is_empty() && self.events_full && self.sessions.iter_mut().flatten().any(has_room);
+        !deliveries && self.notices.is_empty() && !self.copier.is_busy()
     }
 
     /// Uses a new snapshot for all transfers taken from now on, for the receive legs of this node itself, too.
@@ -306,7 +308,7 @@ impl<'s, F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'s, F, C, M
         self.active = Active::of(settings, generation, &self.config.pool);
         self.update_plan(PEER_SELF, &Plan::of(settings, generation, true));
         self.observe.add(Counter::SnapshotsApplied, 1);
-        self.visits_in_vain = 0;
+        self.visits_in_vain = [0; CLASSES];
     }
 
     /// The next thing for the registrar.
@@ -410,7 +412,7 @@ impl<'s, F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'s, F, C, M
 
     fn progress(&mut self) {
         self.progressed = true;
-        self.visits_in_vain = 0;
+        self.visits_in_vain = [0; CLASSES];
     }
 
     fn event(&mut self, code: EventCode, cause: Code, first: u64, second: u64, now: Nanos) {
@@ -435,8 +437,8 @@ impl<'s, F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'s, F, C, M
     }
 }
 
-/// Tables whose lengths belong together.
-fn check_lengths<M>(config: &EngineConfig, storage: &Storage<'_, M>) {
+/// Checks that lengths of tables belong together; nothing is linked.
+fn prepare<M>(config: &EngineConfig, storage: &mut Storage<'_, M>) {
     assert!(
         storage.ports.len() <= 64 && storage.sessions.len() <= SESSIONS_MAX,
         "too many ports or sessions"
@@ -448,6 +450,10 @@ fn check_lengths<M>(config: &EngineConfig, storage: &Storage<'_, M>) {
     assert!(storage.slots.len() == storage.inbound.len(), "slot table length");
     assert!(storage.connections.len() <= CONNECTIONS_MAX, "too many connections");
     assert!(storage.blocks.len() == config.pool.blocks(), "block table length");
+    for links in [&mut *storage.demand_links, storage.answer_links, storage.block_links] {
+        links.fill(Link::UNLINKED);
+    }
+    storage.session_links.iter_mut().for_each(|links| links.fill(Link::UNLINKED));
 }
 
 /// A list of all entries of a table.

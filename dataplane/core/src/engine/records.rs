@@ -96,7 +96,7 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
     }
 
     /// The transfer that holds a slot, if one does.
-    fn holder(&self, connection: ConnectionIndex, slot: u16) -> Option<u32> {
+    pub(super) fn holder(&self, connection: ConnectionIndex, slot: u16) -> Option<u32> {
         if slot >= self.connections[usize::from(connection.0)].info.slots {
             return None;
         }
@@ -141,7 +141,9 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
         if credit.pool_epoch != entry.info.pool_epoch {
             return true;
         }
-        entry.credit_given_at = now;
+        if credit.count > 0 {
+            entry.credit_given_at[usize::from(credit.slot != SLOT_NONE)] = now;
+        }
         if credit.slot == SLOT_NONE {
             for page in credit.iter() {
                 if usize::from(entry.small_credit_count) >= SMALL_CREDITS_MAX {
@@ -185,7 +187,13 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
     fn replan_arrived(&mut self, connection: ConnectionIndex, plain: &Plain, now: Nanos) -> bool {
         let Some(index) = self.holder(connection, plain.slot) else { return false };
         let transfer = &mut self.transfers[index as usize];
-        if transfer.phase != Phase::Running {
+        let info = &self.connections[usize::from(connection.0)].info;
+        let is_small = transfer.submission.bytes <= info.small_bytes;
+        if transfer.phase != Phase::Running
+            || !transfer.receive.staged
+            || (is_small && transfer.chunks_total > 0)
+        {
+            // It ended, went direct meanwhile, or got a standing credit.
             return true;
         }
         let may = transfer.replans == 0

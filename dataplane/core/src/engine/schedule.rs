@@ -10,6 +10,9 @@ use railhead_ring::Word;
 /// How far the latency class may run ahead of its share, in bytes times percent.
 const BALANCE_MAX: i64 = 100 * (4 << 20);
 
+/// What a visit costs at least: a message without bytes takes its turn, too.
+const VISIT_BYTES_MIN: u64 = 4096;
+
 /// What a visit to a transfer came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Visit {
@@ -29,7 +32,7 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
             self.session_queues[session].deficit[class] = 0;
             self.sessions_active[class].push_back(self.session_links[class], super::to_u32(session));
         }
-        self.visits_in_vain = 0;
+        self.visits_in_vain = [0; CLASSES];
     }
 
     /// Takes a transfer out of its session's queue.
@@ -42,22 +45,14 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
         }
     }
 
-    /// Whether every transfer that could run was visited since something last happened.
+    /// Whether every transfer that could run was visited since something last happened. Sessions take turns, so the
+    /// longest queue is through after that many visits to each session.
     pub(super) fn all_visited(&self) -> bool {
-        let mut runnable = 0;
-        for class in 0..CLASSES {
-            let mut sessions = self.sessions_active[class].count();
-            for queue in self.session_queues.iter() {
-                if sessions == 0 {
-                    break;
-                }
-                if !queue.runnable[class].is_empty() {
-                    runnable += queue.runnable[class].count();
-                    sessions -= 1;
-                }
-            }
-        }
-        self.visits_in_vain > runnable
+        (0..CLASSES).all(|class| {
+            let sessions = self.sessions_active[class].count();
+            let longest = self.session_queues.iter().map(|queue| queue.runnable[class].count()).max();
+            self.visits_in_vain[class] >= sessions * longest.unwrap_or(0)
+        })
     }
 
     /// Sets chunks on their way until the budget is used or nothing more can be done.
@@ -73,11 +68,11 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
                     in_vain[class] = 0;
                     bytes_left = bytes_left.saturating_sub(bytes);
                     self.progress();
-                    self.account(class, bytes);
+                    self.account(class, bytes.max(VISIT_BYTES_MIN));
                 }
                 Visit::Blocked => {
                     in_vain[class] += 1;
-                    self.visits_in_vain += 1;
+                    self.visits_in_vain[class] += 1;
                 }
             }
         }
@@ -128,7 +123,9 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
         let visit = self.visit(index, now);
         let queue = &mut self.session_queues[session as usize];
         match visit {
-            Visit::Made(bytes) => queue.deficit[class] -= i64::try_from(bytes).unwrap_or(i64::MAX),
+            Visit::Made(bytes) => {
+                queue.deficit[class] -= i64::try_from(bytes.max(VISIT_BYTES_MIN)).unwrap_or(i64::MAX);
+            }
             // A transfer that waits does not use up its session's turn for the others, but ends it.
             Visit::Blocked => {}
         }

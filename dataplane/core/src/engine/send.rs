@@ -42,15 +42,19 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
             self.post_ready(self.transfers[index as usize].connection, now);
         }
         let transfer = &self.transfers[index as usize];
+        if transfer.withdraws && !self.send_withdrawal(index) {
+            return Visit::Blocked;
+        }
+        let transfer = &self.transfers[index as usize];
         if transfer.next_offset == transfer.submission.bytes {
-            return if transfer.chunks_unposted == 0 { self.send_fin(index, now) } else { Visit::Blocked };
+            return if Self::may_finish(transfer) { self.send_fin(index, now) } else { Visit::Blocked };
         }
         match self.make_chunk(index, now) {
             Ok(bytes) => {
                 self.end_wait(index);
                 // A small transfer is whole in one visit.
                 let transfer = &self.transfers[index as usize];
-                if transfer.next_offset == transfer.submission.bytes && transfer.chunks_unposted == 0 {
+                if transfer.next_offset == transfer.submission.bytes && Self::may_finish(transfer) {
                     self.send_fin(index, now);
                 }
                 Visit::Made(bytes)
@@ -59,7 +63,43 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
         }
     }
 
+    /// Whether FIN may follow: everything is posted, and where the target will be notified of data that comes straight
+    /// from a region, everything was read from it, so that nobody is told of what a lost source could not give.
+    const fn may_finish(transfer: &Transfer) -> bool {
+        let is_read = transfer.send.staged || transfer.submission.notify == 0 || transfer.chunks_open == 0;
+        transfer.chunks_unposted == 0 && is_read
+    }
+
+    /// Tells the target that the blocks it granted are not wanted; false if it has to be told later.
+    fn send_withdrawal(&mut self, index: u32) -> bool {
+        let transfer = &self.transfers[index as usize];
+        let demand = Demand { slot: transfer.slot, ..Demand::default() };
+        let is_sent = self.send_record(transfer.connection, &Record::Demand(demand));
+        self.transfers[index as usize].withdraws = !is_sent;
+        is_sent
+    }
+
+    /// The last quarter of the slots is for sessions that hold few of them: one whose transfers all wait for a slow
+    /// receiver must not shut the connection for the others.
+    fn may_take_slot(&self, index: u32) -> bool {
+        let transfer = &self.transfers[index as usize];
+        let connection = &self.connections[usize::from(transfer.connection.0)];
+        let free: u32 = connection.slots_free.iter().map(|word| word.count_ones()).sum();
+        let slots = connection.info.slots;
+        if free > u32::from(slots) / 4 {
+            return true;
+        }
+        let held = (0..slots)
+            .filter_map(|slot| self.holder(transfer.connection, slot))
+            .filter(|holder| self.transfers[*holder as usize].session == transfer.session)
+            .count();
+        held < usize::from(slots / 8).max(1)
+    }
+
     fn take_slot(&mut self, index: u32) -> bool {
+        if !self.may_take_slot(index) {
+            return false;
+        }
         let transfer = &mut self.transfers[index as usize];
         let at = usize::from(transfer.connection.0);
         let Some(slot) = self.connections[at].take_slot() else { return false };
@@ -104,7 +144,11 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
         let (leg, given_at) = match waits {
             Waits::Send => (&mut transfer.send, self.block_given_at[usize::from(is_large)]),
             Waits::Receive => {
-                (&mut transfer.receive, self.connections[usize::from(transfer.connection.0)].credit_given_at)
+                let connection = &self.connections[usize::from(transfer.connection.0)];
+                let is_large = transfer.submission.bytes > connection.info.small_bytes;
+                let [small, large] = connection.credit_given_at;
+                // A small transfer takes what comes first.
+                (&mut transfer.receive, if is_large { large } else { small.max(large) })
             }
             Waits::Other => return Visit::Blocked,
         };
@@ -122,6 +166,11 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
         leg.staged = false;
         leg.is_free = false;
         leg.reason = Reason::Pressure;
+        // What the peer has granted would be missing to others until FIN.
+        if waits == Waits::Receive {
+            transfer.withdraws = transfer.demanded;
+            transfer.grant_count = 0;
+        }
         let bytes = transfer.submission.bytes;
         self.end_wait(index);
         self.observe.add(Counter::Pressure, 1);

@@ -82,8 +82,8 @@ pub struct Connection {
     pub small_credit_count: u8,
     /// Initiator: large send blocks that its transfers hold.
     pub large_send: u16,
-    /// Initiator: when the target last gave credits.
-    pub credit_given_at: Nanos,
+    /// Initiator: when the target last gave credits: standing small ones, large ones.
+    pub credit_given_at: [Nanos; 2],
     /// Target: small blocks that the initiator holds.
     pub small_granted: u16,
     /// Target: large blocks that the initiator holds, or that are being copied home.
@@ -118,7 +118,7 @@ impl Connection {
         small_credits: [0; SMALL_CREDITS_MAX],
         small_credit_count: 0,
         large_send: 0,
-        credit_given_at: 0,
+        credit_given_at: [0; 2],
         small_granted: 0,
         large_granted: 0,
         inbound: 0,

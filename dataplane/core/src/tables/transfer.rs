@@ -81,6 +81,8 @@ pub struct Transfer {
     pub touched: bool,
     /// DEMAND was sent.
     pub demanded: bool,
+    /// The target has to be told that what DEMAND asked for is not wanted any more.
+    pub withdraws: bool,
     /// ACK came; local work still has to end.
     pub acked: bool,
     /// The deadline passed after ACK, with posts of ours still open.
@@ -163,6 +165,7 @@ impl Transfer {
         chunks_total: 0,
         touched: false,
         demanded: false,
+        withdraws: false,
         acked: false,
         is_overdue: false,
         replans: 0,
