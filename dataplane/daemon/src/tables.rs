@@ -19,6 +19,10 @@ pub(crate) const REGIONS: usize = 4096;
 pub(crate) const REMOTES: usize = 4096;
 /// Regions, and remote handles, of one session.
 pub(crate) const PER_SESSION_MAX: usize = 1024;
+/// Bytes of all regions of one session: what it makes this process map.
+pub(crate) const SESSION_BYTES_MAX: u64 = 1 << 40;
+/// Bytes of all regions.
+pub(crate) const BYTES_MAX: u64 = 8 << 40;
 /// This node in the table of peers.
 pub(crate) const SELF: u32 = 0;
 
@@ -59,7 +63,7 @@ pub(crate) struct RegionEntry {
     pub(crate) bytes: u64,
     /// Bytes of the pages that it lies on.
     pub(crate) page_bytes: u64,
-    /// Its memory; kept until the region is drained on every lane.
+    /// Its memory, once it is mapped; kept until the region is drained on every lane.
     pub(crate) span: Option<OwnedSpan>,
     /// Handles open at each peer.
     pub(crate) holds: HashMap<u32, u32>,
@@ -283,7 +287,7 @@ impl Tables {
         self.sessions.remove(session);
     }
 
-    /// Takes a region slot; lanes get the region next, then [`Self::region_ready`]. Returns slot and generation.
+    /// Takes a region slot and counts its bytes; its memory is mapped next, lanes get it, then [`Self::region_ready`]. Returns slot and generation.
     ///
     /// # Errors
     /// [`Code::NameInvalid`], [`Code::NameTaken`], [`Code::QuotaExceeded`], [`Code::RegionsFull`].
@@ -295,11 +299,25 @@ impl Tables {
         if !entry.name.is_empty() && self.regions.iter().any(|(_, other)| is_same(other)) {
             return Err(Code::NameTaken);
         }
-        if self.regions.iter().filter(|(_, other)| other.session == entry.session).count() >= PER_SESSION_MAX
-        {
+        let (mut count, mut own, mut all) = (0, entry.bytes, entry.bytes);
+        for (_, other) in self.regions.iter() {
+            all = all.saturating_add(other.bytes);
+            if other.session == entry.session {
+                count += 1;
+                own = own.saturating_add(other.bytes);
+            }
+        }
+        if count >= PER_SESSION_MAX || own > SESSION_BYTES_MAX || all > BYTES_MAX {
             return Err(Code::QuotaExceeded);
         }
         self.regions.insert(entry).ok_or(Code::RegionsFull)
+    }
+
+    /// The region's memory is mapped.
+    pub(crate) fn region_mapped(&mut self, region: u32, span: OwnedSpan) {
+        if let Some(entry) = self.regions.get_mut(region) {
+            entry.span = Some(span);
+        }
     }
 
     /// All lanes have the region: it can be opened.

@@ -8,7 +8,7 @@ use railhead_abi::observe::EventCode;
 use railhead_core::port::RegionIndex;
 use railhead_core::tables::RegionInfo;
 use railhead_shm::guard::{self, GuardError};
-use railhead_shm::memfd::{self, HUGE_PAGE_BYTES, MemfdError};
+use railhead_shm::memfd::{self, Facts, HUGE_PAGE_BYTES, MemfdError};
 use railhead_shm::{Access, MapError, Mapping, OwnedSpan};
 
 use super::{REVOKE_MAX, Registrar, named};
@@ -28,13 +28,6 @@ pub(crate) struct Registration {
 /// A refusal and the field or cause that it is about.
 pub(crate) type Refusal = (Code, String);
 
-/// Client memory that was checked and mapped.
-#[derive(Debug)]
-struct Mapped {
-    span: OwnedSpan,
-    page_bytes: u64,
-}
-
 impl Registrar {
     /// Registers a region of `session`: afterwards every lane has it and others can open it.
     pub(crate) fn register(&self, session: u32, registration: &Registration) -> Result<Handle, Refusal> {
@@ -45,7 +38,8 @@ impl Registrar {
         }
         let (name, grant) = (Text::of(&frame.name), Text::of(&frame.grant));
         let grant = Grant::parse(grant.as_str()).map_err(|code| (code, "grant".to_owned()))?;
-        let mapped = map(registration)?;
+        let facts = check(registration)?;
+        let page_bytes = facts.page_bytes as u64;
         let entry = || RegionEntry {
             state: RegionState::Coming,
             session,
@@ -53,13 +47,22 @@ impl Registrar {
             grant: grant.clone(),
             access: frame.access,
             bytes: frame.bytes,
-            page_bytes: mapped.page_bytes,
-            span: Some(mapped.span.clone()),
+            page_bytes,
+            span: None,
             holds: std::collections::HashMap::new(),
             lanes: 0,
         };
         let added = self.with_name(|tables| tables.add_region(entry()));
-        let (index, generation) = added.map_err(|code| (code, "name".to_owned()))?;
+        let (index, generation) = added.map_err(|code| match code {
+            Code::QuotaExceeded | Code::RegionsFull => (code, "regions or their bytes".to_owned()),
+            _ => (code, "name".to_owned()),
+        })?;
+        // Mapped once its bytes are counted: nobody makes this process map more than the tables allow.
+        let span = map(registration, &facts).inspect_err(|_| {
+            self.tables().remove_region(index);
+            self.ended.notify_all();
+        })?;
+        self.tables().region_mapped(index, span.clone());
         let info = RegionInfo {
             generation,
             bytes: frame.bytes,
@@ -72,7 +75,7 @@ impl Registrar {
         let all = self.all_lanes();
         self.tables().region_lanes(index, |lanes| *lanes = all);
         let region = RegionIndex(index);
-        let install = |_| Command::InstallRegion { region, info, span: mapped.span.clone() };
+        let install = |_| Command::InstallRegion { region, info, span: span.clone() };
         let (lanes, installed) = self.lanes.ask_all(install);
         if let Err(code) = installed {
             self.tables().region_lanes(index, |has| *has &= lanes);
@@ -80,14 +83,11 @@ impl Registrar {
             return Err((code, "a lane did not take the region".to_owned()));
         }
         self.tables().region_ready(index);
-        self.emit(named(EventCode::RegionRegistered, name.as_str()).figures(frame.bytes, mapped.page_bytes));
+        self.emit(named(EventCode::RegionRegistered, name.as_str()).figures(frame.bytes, page_bytes));
         // What is smaller than a hugepage has nothing to step down from.
-        if mapped.page_bytes < HUGE_PAGE_BYTES as u64 && frame.bytes >= HUGE_PAGE_BYTES as u64 {
-            self.emit(
-                named(EventCode::RegionSteppedDown, name.as_str()).figures(frame.bytes, mapped.page_bytes),
-            );
+        if page_bytes < HUGE_PAGE_BYTES as u64 && frame.bytes >= HUGE_PAGE_BYTES as u64 {
+            self.emit(named(EventCode::RegionSteppedDown, name.as_str()).figures(frame.bytes, page_bytes));
         }
-        let page_bytes = mapped.page_bytes;
         Ok(Handle { index, generation, bytes: frame.bytes, page_bytes, peer: u32::MAX, session })
     }
 
@@ -164,41 +164,76 @@ impl Registrar {
     }
 }
 
-/// Checks a client's memory file and maps it under the guard.
-fn map(registration: &Registration) -> Result<Mapped, Refusal> {
-    let (frame, file) = (&registration.frame, &registration.file);
-    let refuse = |code: Code, cause: &dyn core::fmt::Display| (code, cause.to_string());
+/// Checks a client's memory file and the part of it that shall be registered.
+fn check(registration: &Registration) -> Result<Facts, Refusal> {
+    let file = &registration.file;
     memfd::require_seals(file).map_err(|error| match error {
-        MemfdError::System { .. } => refuse(Code::MappingFailed, &error),
-        _ => refuse(Code::SealsMissing, &error),
+        MemfdError::System { .. } => refusal(Code::MappingFailed, error),
+        _ => refusal(Code::SealsMissing, error),
     })?;
-    let facts = memfd::facts(file).map_err(|error| refuse(Code::MappingFailed, &error))?;
+    let facts = memfd::facts(file).map_err(|error| refusal(Code::MappingFailed, error))?;
+    check_range(&registration.frame, &facts)?;
+    Ok(facts)
+}
+
+fn check_range(frame: &Register, facts: &Facts) -> Result<(), Refusal> {
+    // A lane that touches a hole waits while the kernel clears a whole page: 1 GiB of it takes a tenth of a second.
+    if facts.page_bytes > HUGE_PAGE_BYTES {
+        return Err((
+            Code::RegionSize,
+            format!("pages above 2 MiB: the file has pages of {}", facts.page_bytes),
+        ));
+    }
     let is_inside = frame.offset.checked_add(frame.bytes).is_some_and(|end| end <= facts.bytes);
     if frame.bytes == 0 || !is_inside || !frame.offset.is_multiple_of(facts.page_bytes as u64) {
         let (offset, bytes, page) = (frame.offset, frame.bytes, facts.page_bytes);
         let cause = format!("offset {offset}, bytes {bytes}; the file has {}, its pages {page}", facts.bytes);
         return Err((Code::RegionSize, cause));
     }
-    let mapping = Mapping::of_sealed(file, Access::ReadWrite)
-        .map_err(|error: MapError| refuse(Code::MappingFailed, &error))?;
+    Ok(())
+}
+
+/// Maps the registered part of a client's memory file under the guard.
+fn map(registration: &Registration, facts: &Facts) -> Result<OwnedSpan, Refusal> {
+    let (frame, file) = (&registration.frame, &registration.file);
+    let mapping = Mapping::of_sealed_part(file, frame.offset, frame.bytes, Access::ReadWrite)
+        .map_err(|error: MapError| refusal(Code::MappingFailed, error))?;
     let guarded = guard::protect(&mapping).map_err(|error| match error {
-        GuardError::Full => refuse(Code::RegionsFull, &error),
-        _ => refuse(Code::MappingFailed, &error),
+        GuardError::Full => refusal(Code::RegionsFull, error),
+        _ => refusal(Code::MappingFailed, error),
     })?;
-    // Pages that the client has taken are mapped now, so that lanes do not fault. Those that it has not stay its own
-    // affair: nobody can make the dataplane take memory that its owner never touched.
+    // A file that has all its pages is mapped through now, so that lanes do not fault. One with holes is left as it is,
+    // so that registering takes no memory. Its owner can punch holes later, too: a lane that touches one takes a new page
+    // for it there and then, zeroed, on the file's account; where there is none to be had, the guard ends the region.
     if is_populated(file, facts.bytes)
         && let Err(error) = mapping.populate()
     {
-        return Err(refuse(Code::MappingFailed, &error));
+        return Err(refusal(Code::MappingFailed, error));
     }
-    let span = guarded.span().part(frame.offset, frame.bytes);
-    let span = span.map_err(|error| refuse(Code::RegionSize, &error))?;
-    Ok(Mapped { span, page_bytes: facts.page_bytes as u64 })
+    guarded.span().part(0, frame.bytes).map_err(|error| refusal(Code::RegionSize, error))
+}
+
+fn refusal(code: Code, cause: impl core::fmt::Display) -> Refusal {
+    (code, cause.to_string())
 }
 
 /// Whether the file has all its pages.
 fn is_populated(file: &OwnedFd, bytes: u64) -> bool {
     // st_blocks counts 512 bytes each, whatever the page.
     rustix::fs::fstat(file).is_ok_and(|stat| u64::try_from(stat.st_blocks).unwrap_or(0) * 512 >= bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_that_would_stall_a_lane_are_refused() {
+        let frame = Register { bytes: 4096, ..Register::default() };
+        let facts = |page_bytes| Facts { bytes: 2 << 30, page_bytes, hugetlb: true };
+        let refused = check_range(&frame, &facts(1 << 30)).unwrap_err();
+        assert_eq!(refused.0, Code::RegionSize);
+        assert!(refused.1.starts_with("pages above 2 MiB"), "{}", refused.1);
+        check_range(&frame, &facts(HUGE_PAGE_BYTES)).unwrap();
+    }
 }

@@ -179,6 +179,23 @@ fn ranges_names_and_grants_of_regions_are_checked() {
 }
 
 #[test]
+fn only_the_registered_part_of_a_file_is_mapped_and_counted() {
+    let node = StubNode::new("a", 1, 1, &[]);
+    let (mut client, ..) = Client::attach(&node, "s", 1);
+    // Sparse: no page of it is taken.
+    let file = memfd::create("test", 2 << 40, Huge::No).unwrap();
+    assert_eq!(client.code(&register("r", "*", 0, (1 << 40) + 1), &[&file]), number(Code::QuotaExceeded));
+    rustix::io::pwrite(&file, b"here", 1 << 40).unwrap();
+    let (answer, _) = client.ask(&register("r", "*", 1 << 40, 8), &[&file]);
+    let Frame::Registered(handle) = answer else { panic!("{answer:?}") };
+    let span = node.registrar.tables().region(handle.index).unwrap().span.clone().unwrap();
+    let mut seen = [0; 4];
+    span.read(0, &mut seen).unwrap();
+    assert_eq!((&seen, span.len()), (b"here", 8));
+    assert!(span.read(8, &mut seen).is_err(), "what follows is not the region's");
+}
+
+#[test]
 fn region_is_opened_by_whom_it_is_granted_to_and_given_back() {
     let node = StubNode::new("a", 1, 1, &[]);
     let (mut owner, ..) = Client::attach(&node, "owner", 1);

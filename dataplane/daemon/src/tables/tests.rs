@@ -57,6 +57,22 @@ fn handles_of_an_earlier_owner_are_stale() {
 }
 
 #[test]
+fn bytes_of_regions_are_bounded_and_counted_until_they_are_gone() {
+    let mut tables = Tables::new(16, 2, u32::MAX - 1);
+    let of = |session, bytes| RegionEntry { bytes, ..region(session, "", "") };
+    assert_eq!(tables.add_region(of(0, SESSION_BYTES_MAX + 1)), Err(Code::QuotaExceeded));
+    assert_eq!(tables.add_region(of(0, u64::MAX)), Err(Code::QuotaExceeded));
+    let (first, _) = tables.add_region(of(0, SESSION_BYTES_MAX)).unwrap();
+    assert_eq!(tables.add_region(of(0, 1)), Err(Code::QuotaExceeded), "of the session");
+    for session in 1..8 {
+        tables.add_region(of(session, SESSION_BYTES_MAX)).unwrap();
+    }
+    assert_eq!(tables.add_region(of(8, 1)), Err(Code::QuotaExceeded), "of all");
+    tables.remove_region(first).unwrap();
+    tables.add_region(of(8, 1)).unwrap();
+}
+
+#[test]
 fn region_is_opened_only_when_live_and_granted() {
     let mut tables = Tables::new(4, 2, u32::MAX - 1);
     let (slot, generation) = tables.add_region(region(3, "r", "b/x")).unwrap();
