@@ -2,25 +2,25 @@
 #![forbid(unsafe_code)]
 
 use std::io::IsTerminal;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::Parser;
+use clap::{ArgGroup, Parser};
 use railhead_config::Config;
 use railhead_control::{Bound, Control};
 use tokio::signal::unix::{SignalKind, signal};
 
 /// REST over the settings, counters and records of a node's dataplane.
 #[derive(Debug, Parser)]
-#[command(version)]
+#[command(version, group(ArgGroup::new("file").required(true)))]
 struct Arguments {
-    /// The node's configuration, the same file that railhead-dataplane takes.
-    #[arg(long, value_name = "FILE")]
-    config: PathBuf,
-    /// Check the configuration and start nothing.
-    #[arg(long)]
-    check: bool,
+    /// Serve with this configuration, the same file that railhead-dataplane takes.
+    #[arg(long, value_name = "FILE", group = "file")]
+    config: Option<PathBuf>,
+    /// Check this configuration file, and start nothing.
+    #[arg(long, value_name = "FILE", group = "file")]
+    check: Option<PathBuf>,
 }
 
 /// How long the first attempt to attach may take before the server starts without a dataplane.
@@ -38,12 +38,13 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: &Arguments) -> Result<(), Box<dyn std::error::Error>> {
-    if arguments.check {
-        let config = Config::check(&arguments.config)?;
-        println!("{}: valid configuration of node {}", arguments.config.display(), config.node.name);
+    // The group makes sure that there is one of the two.
+    let file = arguments.config.as_deref().or(arguments.check.as_deref()).unwrap_or(Path::new(""));
+    let config = Config::check(file)?;
+    if arguments.check.is_some() {
+        println!("{}: valid configuration of node {}", file.display(), config.node.name);
         return Ok(());
     }
-    let config = Config::check(&arguments.config)?;
     tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())

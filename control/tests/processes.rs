@@ -103,8 +103,12 @@ impl Node {
     }
 
     fn control(&self) -> Command {
+        self.control_with("--config")
+    }
+
+    fn control_with(&self, option: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_railhead-control"));
-        command.arg("--config").arg(self.path("node.toml")).stderr(Stdio::piped());
+        command.arg(option).arg(self.path("node.toml")).stderr(Stdio::piped());
         command
     }
 
@@ -428,12 +432,12 @@ fn control_refuses_to_start_with_a_reason() {
 #[test]
 fn check_validates_only() {
     let node = Node::new("127.0.0.1:0");
-    let checked = output(node.control().arg("--check"));
+    let checked = output(&mut node.control_with("--check"));
     assert!(checked.status.success());
     assert!(String::from_utf8_lossy(&checked.stdout).contains("valid configuration of node a"));
     assert!(!Path::new(&node.path("state/settings.json")).exists());
     std::fs::write(node.path("node.toml"), "[node]\nnam = \"a\"\n").unwrap();
-    let checked = output(node.control().arg("--check"));
+    let checked = output(&mut node.control_with("--check"));
     assert_eq!(checked.status.code(), Some(1));
     let error = String::from_utf8_lossy(&checked.stderr).into_owned();
     assert!(error.contains("node.toml:2: node.nam: no such field; did you mean `name`?"), "{error}");

@@ -4,7 +4,7 @@ use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{ArgGroup, Parser};
 use railhead_abi::Code;
 use railhead_config::Config;
 use railhead_daemon::allocator::CountingAllocator;
@@ -18,14 +18,21 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 /// The dataplane of a Railhead node: moves tensors between memories of this node and of its peers.
 #[derive(Debug, Parser)]
-#[command(name = "railhead-dataplane", version)]
+#[command(name = "railhead-dataplane", version, group(ArgGroup::new("file").required(true)))]
 struct Arguments {
-    /// The node's configuration file.
-    #[arg(long, value_name = "FILE")]
-    config: PathBuf,
-    /// Check the configuration against this machine, start nothing.
-    #[arg(long)]
-    check: bool,
+    /// Run with this configuration file.
+    #[arg(long, value_name = "FILE", group = "file")]
+    config: Option<PathBuf>,
+    /// Check this configuration file against this machine, and start nothing.
+    #[arg(long, value_name = "FILE", group = "file")]
+    check: Option<PathBuf>,
+}
+
+impl Arguments {
+    /// The file; the group makes sure that there is one.
+    fn file(&self) -> &Path {
+        self.config.as_deref().or(self.check.as_deref()).unwrap_or(Path::new(""))
+    }
 }
 
 /// The configuration is wrong, or something that it names is not to be had: another try is of no use.
@@ -49,9 +56,10 @@ fn in_file(path: &Path) -> impl Fn(StartError) -> String + '_ {
 }
 
 fn run(arguments: &Arguments) -> Result<(), Box<dyn std::error::Error>> {
-    let plan = Plan::new(Config::load(&arguments.config)?).map_err(in_file(&arguments.config))?;
-    if arguments.check {
-        println!("{} is valid: {}", arguments.config.display(), plan.summary());
+    let file = arguments.file();
+    let plan = Plan::new(Config::load(file)?).map_err(in_file(file))?;
+    if arguments.check.is_some() {
+        println!("{} is valid: {}", file.display(), plan.summary());
         return Ok(());
     }
     let log = LogOutput::start(std::io::stderr())?;
@@ -63,7 +71,7 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn std::error::Error>> {
     let outcome = run_node(&plan);
     // Before an error is written past the log.
     log.flush();
-    outcome.map_err(|error| in_file(&arguments.config)(error).into())
+    outcome.map_err(|error| in_file(file)(error).into())
 }
 
 /// Runs a node until a signal ends it.

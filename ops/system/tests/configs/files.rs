@@ -14,7 +14,7 @@ const LIMIT: Duration = Duration::from_secs(10);
 
 fn start(program: &str, file: &Path, check: bool) -> Ended {
     let mut command = Command::new(binary(program));
-    command.arg("--config").arg(file).args(check.then_some("--check"));
+    command.arg(if check { "--check" } else { "--config" }).arg(file);
     run(&mut command, LIMIT)
 }
 
