@@ -152,6 +152,7 @@ impl Node {
             Arc::clone(&events),
             Arc::clone(&current),
             directory(plan, &segment, &lanes),
+            segment.regions_lost(),
         ));
         let notices_stop = Arc::new(Word::new(0));
         let notices_doorbell = started.doorbell;

@@ -8,15 +8,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use railhead_ring::Word;
-use railhead_shm::eventfd;
 use railhead_shm::handoff::Taker;
+use railhead_shm::{eventfd, guard};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::lane::handle::Lanes;
 use crate::lane::mail::{Content, Parcel};
 use crate::registrar::Registrar;
 
-/// How often the thread looks whether it shall stop.
+/// How often the thread looks, at least, whether it shall stop and whether client memory was lost.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 /// What the notices thread works with.
@@ -35,7 +35,14 @@ impl Notices {
 
     /// Runs until `stop` is not zero and all lanes are silent.
     pub(crate) fn run(mut self, registrar: &Registrar, stop: &Word) {
+        let mut losses = 0;
         loop {
+            // A lane that loses memory of a client can tell nobody where it happens: in a signal handler.
+            let now = guard::losses();
+            if now != losses {
+                losses = now;
+                registrar.report_losses();
+            }
             let is_stopping = stop.load_acquire() != 0;
             let is_busy = self.look(registrar);
             if is_busy {

@@ -56,6 +56,9 @@ pub(crate) struct Registrar {
     pub(crate) current: Arc<Current>,
     /// Other nodes.
     pub(crate) peers: Directory,
+    /// [`Counter::RegionsLost`](railhead_abi::observe::Counter::RegionsLost) of lane 0, which the registrar counts: no
+    /// lane knows of other lanes' faults.
+    regions_lost: Words,
     tables: Mutex<Tables>,
     /// Held while lanes are told who may write a region.
     allowing: Mutex<()>,
@@ -75,12 +78,25 @@ impl Registrar {
         events: Arc<EventLog>,
         current: Arc<Current>,
         peers: Directory,
+        regions_lost: Words,
     ) -> Self {
         #[expect(clippy::cast_possible_truncation, reason = "half of a random number is as random")]
         let tables = Mutex::new(Tables::new(sessions_max, lanes.count(), incarnation as u32));
         let node = node.to_owned();
         let (allowing, ended) = (Mutex::new(()), Condvar::new());
-        Self { node, incarnation, lanes, lanes_page, events, current, peers, tables, allowing, ended }
+        Self {
+            node,
+            incarnation,
+            lanes,
+            lanes_page,
+            events,
+            current,
+            peers,
+            regions_lost,
+            tables,
+            allowing,
+            ended,
+        }
     }
 
     /// The tables, for a look or a change.

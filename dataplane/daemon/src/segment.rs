@@ -7,7 +7,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use railhead_abi::frame::name_words;
-use railhead_abi::observe::COUNTER_WORDS;
+use railhead_abi::observe::{COUNTER_WORDS, Counter};
 use railhead_abi::segment::{
     CONTROL_MAGIC, ControlHeader, ControlShape, LANES_PAGE_WORDS, LaneStatus, PeerStatus, Prepared,
 };
@@ -141,6 +141,12 @@ impl ControlSegment {
             flight: self.part(start + ControlShape::LANE_FLIGHT, ControlShape::LANE_FLIGHT_WORDS),
             events: self.part(start + ControlShape::LANE_EVENTS, ControlShape::LANE_EVENTS_WORDS),
         }
+    }
+
+    /// The one counter of lane 0 that the registrar writes.
+    pub(crate) fn regions_lost(&self) -> Words {
+        let counter = Counter::RegionsLost as usize;
+        self.lane(0).counters.part(counter, 1).expect("a word for each counter")
     }
 
     fn part(&self, first: usize, count: usize) -> Words {

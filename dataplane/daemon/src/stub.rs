@@ -198,6 +198,7 @@ impl StubNode {
             Arc::new(EventLog::new(segment.registrar_events())),
             Arc::new(Current::new(Settings::default(), 1)),
             directory,
+            segment.regions_lost(),
         ));
         let notices = Notices::new(lanes, returns, Arc::clone(&doorbell));
         let (reading, stopping) = (Arc::clone(&registrar), Arc::clone(&stop));

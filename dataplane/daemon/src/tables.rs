@@ -65,6 +65,8 @@ pub(crate) struct RegionEntry {
     pub(crate) page_bytes: u64,
     /// Its memory, once it is mapped; kept until the region is drained on every lane.
     pub(crate) span: Option<OwnedSpan>,
+    /// Its memory was taken away, and that has been reported.
+    pub(crate) is_lost: bool,
     /// Handles open at each peer.
     pub(crate) holds: HashMap<u32, u32>,
     /// Lanes that have it, one bit each.
@@ -325,6 +327,22 @@ impl Tables {
         if let Some(entry) = self.regions.get_mut(region) {
             entry.state = RegionState::Live;
         }
+    }
+
+    /// Regions whose memory was taken away since the last call, as session and name.
+    pub(crate) fn take_losses(&mut self) -> Vec<(u32, String)> {
+        let is_news =
+            |region: &RegionEntry| !region.is_lost && region.span.as_ref().is_some_and(OwnedSpan::poisoned);
+        let lost: Vec<u32> =
+            self.regions.iter().filter(|(_, region)| is_news(region)).map(|(slot, _)| slot).collect();
+        let mut news = Vec::new();
+        for slot in lost {
+            if let Some(region) = self.regions.get_mut(slot) {
+                region.is_lost = true;
+                news.push((region.session, region.name.clone()));
+            }
+        }
+        news
     }
 
     /// Notes which lanes have a region.

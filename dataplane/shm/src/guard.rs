@@ -6,7 +6,7 @@
 //! goes on over zeroes, and whoever reports the transfer looks at the poison first and answers `region_lost`. A socket
 //! call that touches such memory fails with `EFAULT` instead: [`Guarded::condemn`] then does the same.
 //!
-//! The handler takes no lock and allocates nothing: it loads words of the table, stores one and calls `mmap`. SIGBUS
+//! The handler takes no lock and allocates nothing: it loads words of the table, changes two and calls `mmap`. SIGBUS
 //! anywhere else goes on to the handler that was there before, or ends the process as it would have without us.
 
 use std::io;
@@ -57,6 +57,9 @@ struct Entry {
 static TABLE: [Entry; GUARDS_MAX] = [const {
     Entry { state: Word::new(FREE), start: Word::new(0), end: Word::new(0), poison: Word::new(0) }
 }; GUARDS_MAX];
+
+/// Mappings that were lost so far.
+static LOSSES: Word = Word::new(0);
 
 /// What SIGBUS did before [`install`].
 static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
@@ -109,6 +112,14 @@ pub fn protect(mapping: &Arc<Mapping>) -> Result<Arc<Guarded>, GuardError> {
     Ok(Arc::new(Guarded { mapping: Arc::clone(mapping), entry }))
 }
 
+/// How many mappings this process has lost so far: when it changes, some [`Guarded::poisoned`] has become true. One load,
+/// for a thread that watches; the handler itself cannot tell anybody.
+#[must_use]
+pub fn losses() -> u64 {
+    // Partner: the release addition in `replace`.
+    LOSSES.load_acquire()
+}
+
 impl Entry {
     /// Takes a free entry for this range. False when it is not free.
     fn claim(&self, start: u64, end: u64) -> bool {
@@ -155,7 +166,10 @@ impl Entry {
     /// Poisons the range and puts zeroed private memory in its place. Async-signal-safe.
     fn replace(&self, start: u64, end: u64) -> bool {
         // Before the zeroes can be seen. Partner: the acquire load in `poisoned`, which comes after the copy.
-        self.poison.store_release(1);
+        if self.poison.compare_exchange_acq_rel(0, 1).is_ok() {
+            // Once for each loss, however many threads touch it. Partner: the acquire load in `losses`.
+            LOSSES.fetch_add_release(1);
+        }
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         // NORESERVE: a lost region must not fail for want of memory that nobody will write.
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;

@@ -109,10 +109,11 @@ fn taken_away(target: &str, source_is_lost: bool) {
             ),
             "{again:?}"
         );
-        drop((port, other, own, kept, source, destination, bystander, sender, receiver));
+        // While its owner lives: nobody waits for the session's end to hear of it.
         let told = if source_is_lost { cluster.a() } else { node };
         let what = format!("the event of the lost region, {target}: {write:?}");
         until(&what, LIMIT, || told.has_event("region_lost").then_some(()));
+        drop((port, other, own, kept, source, destination, bystander, sender, receiver));
         assert_blocks_home(cluster.a(), 1);
         assert_blocks_home(cluster.b(), 1);
         cluster.stop();

@@ -58,6 +58,7 @@ impl Running {
             bytes: 4096,
             page_bytes: 4096,
             span: None,
+            is_lost: false,
             holds: std::collections::HashMap::new(),
             lanes: 1,
         };

@@ -49,6 +49,7 @@ impl Registrar {
             bytes: frame.bytes,
             page_bytes,
             span: None,
+            is_lost: false,
             holds: std::collections::HashMap::new(),
             lanes: 0,
         };
@@ -152,14 +153,23 @@ impl Registrar {
         }
     }
 
+    /// Says of each region whose memory was taken away that it was, once.
+    pub(crate) fn report_losses(&self) {
+        let losses = self.tables().take_losses();
+        for (session, name) in losses {
+            // Partner: the loads of whoever reads the counters.
+            self.regions_lost[0].fetch_add_release(1);
+            self.emit(named(EventCode::RegionLost, &name).figures(u64::from(session), 0));
+        }
+    }
+
     /// Unmaps a region that no lane has any more.
     fn forget_region(&self, index: u32) {
+        // With the entry the loss would be forgotten.
+        self.report_losses();
         // Out of the lock first: unmapping is slow.
         let removed = self.tables().remove_region(index);
         let Some(region) = removed else { return };
-        if region.span.as_ref().is_some_and(OwnedSpan::poisoned) {
-            self.emit(named(EventCode::RegionLost, &region.name).figures(u64::from(region.session), 0));
-        }
         self.emit(named(EventCode::RegionDeregistered, &region.name).figures(region.bytes, 0));
     }
 }

@@ -196,6 +196,24 @@ fn only_the_registered_part_of_a_file_is_mapped_and_counted() {
 }
 
 #[test]
+fn lost_memory_is_reported_once_while_its_owner_lives() {
+    let node = StubNode::new("a", 1, 1, &[]);
+    let (mut client, ..) = Client::attach(&node, "s", 1);
+    let (lost, kept) = (client.register("lost", "*"), client.register("kept", "*"));
+    let span = node.registrar.tables().region(lost.index).unwrap().span.clone().unwrap();
+    let count = || node.segment.regions_lost()[0].load_acquire();
+    assert_eq!(count(), 0);
+    // As after a system call that found the memory gone.
+    span.guard().unwrap().condemn().unwrap();
+    assert!(within(|| count() == 1), "the notices thread has seen it");
+    node.registrar.report_losses();
+    drop(span);
+    assert_eq!(client.code(&release(&lost, 0), &[]), 0);
+    assert_eq!(client.code(&release(&kept, 0), &[]), 0);
+    assert_eq!(count(), 1, "once, and the other region is as it was");
+}
+
+#[test]
 fn region_is_opened_by_whom_it_is_granted_to_and_given_back() {
     let node = StubNode::new("a", 1, 1, &[]);
     let (mut owner, ..) = Client::attach(&node, "owner", 1);

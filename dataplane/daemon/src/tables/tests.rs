@@ -10,6 +10,7 @@ fn region(session: u32, name: &str, grant: &str) -> RegionEntry {
         bytes: 4096,
         page_bytes: 4096,
         span: None,
+        is_lost: false,
         holds: HashMap::new(),
         lanes: 0,
     }
