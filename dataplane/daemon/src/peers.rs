@@ -22,6 +22,7 @@ use railhead_abi::Code;
 use railhead_abi::frame::{NodeHello, Refused, Text, name_words};
 use railhead_abi::observe::EventCode;
 use railhead_abi::record::SLOTS_MAX;
+use railhead_abi::settings::LANES_MAX;
 use railhead_abi::{PROTOCOL_MAJOR, PROTOCOL_MINOR};
 use railhead_ring::Word;
 use railhead_tcp::channel::{self, Channel, ChannelError, ChannelKnock, Incoming, Keys};
@@ -138,10 +139,11 @@ impl Peers {
         let ours = self.hello()?;
         let theirs = channel.greet(&ours, HANDSHAKE_MAX, |hello| {
             let there = Text::of(&hello.node);
-            let is_other = there.as_str() != peer.name();
-            is_other.then(|| {
-                Refused::because(Code::NodeUnknown, &format!("this address is of node {}", there.as_str()))
-            })
+            if there.as_str() != peer.name() {
+                let detail = format!("this address is of node {}", there.as_str());
+                return Some(Refused::because(Code::NodeUnknown, &detail));
+            }
+            refuse_lanes(hello)
         })?;
         Ok(Some(Fresh::new(channel, &ours, theirs)))
     }
@@ -219,7 +221,10 @@ impl Peers {
         let theirs = channel.greet(&ours, HANDSHAKE_MAX, |hello| {
             let name = Text::of(&hello.node);
             slot = self.registrar.peers.find(name.as_str());
-            slot.is_none().then(|| Refused::because(Code::NodeUnknown, name.as_str()))
+            if slot.is_none() {
+                return Some(Refused::because(Code::NodeUnknown, name.as_str()));
+            }
+            refuse_lanes(hello)
         });
         let theirs = theirs.map_err(|error| error.code())?;
         if let Some(slot) = slot {
@@ -227,6 +232,12 @@ impl Peers {
         }
         Ok(())
     }
+}
+
+/// Refuses a node that says it has lanes beyond what a node can have: each would get connections of ours.
+fn refuse_lanes(hello: &NodeHello) -> Option<Refused> {
+    let is_possible = (1..=LANES_MAX).contains(&(hello.lanes as usize));
+    (!is_possible).then(|| Refused::because(Code::ProtocolViolation, "lanes"))
 }
 
 #[cfg(test)]

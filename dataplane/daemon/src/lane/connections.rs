@@ -8,6 +8,7 @@
 //! | 4 + 2 (p - 1) + class | ours to peer p: its transfers are initiated here |
 //! | from [`Map::target_first`] on | those of peers to us, given out as they come |
 
+use railhead_abi::settings::LANES_MAX;
 use railhead_abi::submission::CLASSES;
 use railhead_core::port::ConnectionIndex;
 
@@ -16,8 +17,9 @@ use crate::tables::SELF;
 /// Connections of the local fabric.
 pub(crate) const LOCAL: u16 = 2 * CLASSES as u16;
 
-/// Connections that one peer may open to one lane, at most: more lanes there than here share ours.
-const TARGETS_PER_PEER_MAX: usize = 4 * CLASSES;
+/// Connections of all peers to one lane that are made room for: each takes memory from the start. With so many peers that
+/// this is less than they could open, each gets its share of it.
+const TARGETS_MAX: usize = 256;
 
 /// The connections by class that transfers to `peer` go out on.
 pub(crate) const fn of_peer(peer: u32) -> [ConnectionIndex; CLASSES] {
@@ -33,15 +35,17 @@ pub(crate) const fn of_peer(peer: u32) -> [ConnectionIndex; CLASSES] {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Map {
     peers: usize,
-    targets: usize,
+    each: usize,
 }
 
 impl Map {
     /// For `peers` peers and `lanes` lanes of this node.
     pub(crate) const fn new(peers: usize, lanes: usize) -> Self {
-        let spread = railhead_abi::settings::LANES_MAX.div_ceil(lanes) * CLASSES;
-        let each = if spread < TARGETS_PER_PEER_MAX { spread } else { TARGETS_PER_PEER_MAX };
-        Self { peers, targets: peers * each }
+        // As many as a peer with the most lanes has for one of ours.
+        let spread = LANES_MAX.div_ceil(lanes) * CLASSES;
+        let pairs = TARGETS_MAX / if peers == 0 { 1 } else { peers } / CLASSES;
+        let share = if pairs == 0 { CLASSES } else { pairs * CLASSES };
+        Self { peers, each: if spread < share { spread } else { share } }
     }
 
     /// First connection of peers to us.
@@ -51,12 +55,17 @@ impl Map {
 
     /// Connections of peers to us.
     pub(crate) const fn targets(&self) -> usize {
-        self.targets
+        self.peers * self.each
+    }
+
+    /// Of these, connections of one peer.
+    pub(crate) const fn targets_of_one(&self) -> usize {
+        self.each
     }
 
     /// All connections of a lane.
     pub(crate) const fn count(&self) -> usize {
-        self.target_first() + self.targets
+        self.target_first() + self.targets()
     }
 
     /// Class of one of our own connections to a peer.
@@ -70,6 +79,7 @@ impl Map {
 #[cfg(test)]
 mod tests {
     use railhead_abi::submission::{CLASS_BULK, CLASS_LATENCY};
+    use railhead_core::engine::CONNECTIONS_MAX;
 
     use super::*;
 
@@ -92,8 +102,12 @@ mod tests {
 
     #[test]
     fn tables_stay_small() {
-        assert_eq!(Map::new(1, 1).count(), 4 + 2 + 8);
+        assert_eq!(Map::new(0, 1).count(), 4);
+        assert_eq!(Map::new(1, 1).targets(), 128, "all lanes that a peer can have, of both classes");
         assert_eq!(Map::new(1, 64).targets(), 2, "as many lanes as a peer can have: one each");
-        assert!(Map::new(63, 1).count() < usize::from(u16::MAX));
+        assert_eq!(Map::new(63, 1).targets_of_one(), 4, "a share");
+        for (peers, lanes) in (0..=63).flat_map(|peers| (1..=LANES_MAX).map(move |lanes| (peers, lanes))) {
+            assert!(Map::new(peers, lanes).count() <= CONNECTIONS_MAX, "{peers} peers, {lanes} lanes");
+        }
     }
 }

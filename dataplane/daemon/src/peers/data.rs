@@ -55,23 +55,34 @@ pub(crate) struct Initiator {
 #[derive(Debug)]
 pub(crate) struct Targets {
     first: usize,
+    /// Slots of a lane that one peer may have.
+    each: usize,
     lanes: Vec<Vec<Option<Initiator>>>,
 }
 
 impl Targets {
     /// No connections.
     pub(crate) fn new(lanes: usize, map: Map) -> Self {
-        Self { first: map.target_first(), lanes: vec![vec![None; map.targets()]; lanes] }
+        Self {
+            first: map.target_first(),
+            each: map.targets_of_one(),
+            lanes: vec![vec![None; map.targets()]; lanes],
+        }
     }
 
     fn index(&self, at: usize) -> ConnectionIndex {
         ConnectionIndex(u16::try_from(self.first + at).unwrap_or(u16::MAX))
     }
 
-    /// Gives out a slot of a lane.
+    /// Gives out a slot of a lane: one for each initiator, and none beyond its peer's share, which others may need.
     fn take(&mut self, lane: usize, initiator: Initiator) -> Option<ConnectionIndex> {
-        let at = self.lanes.get(lane)?.iter().position(Option::is_none)?;
-        self.lanes[lane][at] = Some(initiator);
+        let slots = self.lanes.get_mut(lane)?;
+        let of_peer = slots.iter().flatten().filter(|other| other.peer == initiator.peer);
+        if of_peer.count() >= self.each || slots.contains(&Some(initiator)) {
+            return None;
+        }
+        let at = slots.iter().position(Option::is_none)?;
+        slots[at] = Some(initiator);
         Some(self.index(at))
     }
 
@@ -302,4 +313,28 @@ impl Peers {
 /// The epoch of the staging pools of a dataplane, from its incarnation: both ends compute it.
 pub(crate) const fn pool_epoch(incarnation: u64) -> u32 {
     (incarnation >> 32) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_gets_one_slot_for_each_of_its_lanes_and_no_more_than_its_share() {
+        let map = Map::new(2, 16);
+        let mut targets = Targets::new(1, map);
+        let of = |peer, lane, class| Initiator { peer, lane, class };
+        let first = targets.take(0, of(1, 0, 0)).unwrap();
+        assert_eq!(targets.take(0, of(1, 0, 0)), None, "it has one");
+        for at in 1..8 {
+            targets.take(0, of(1, at / 2, at % 2)).unwrap();
+        }
+        assert_eq!(targets.take(0, of(1, 4, 0)), None, "its share is taken");
+        for at in 0..8 {
+            targets.take(0, of(2, at / 2, at % 2)).expect("the other's share is the other's");
+        }
+        targets.put(0, first);
+        assert_eq!(targets.take(0, of(1, 4, 0)), Some(first));
+        assert_eq!(targets.take(1, of(1, 0, 0)), None, "there is no such lane");
+    }
 }
