@@ -465,11 +465,9 @@ impl Tables {
         self.remotes.get_mut(remote).is_some_and(|entry| !core::mem::replace(&mut entry.is_going, true))
     }
 
-    /// The handles that `peer` gave, all or those of one key, whose end has not begun.
+    /// The handles that `peer` gave, all or those of one key. Those whose end has begun as well: lanes may still use them.
     pub(crate) fn remotes_of_peer(&self, peer: u32, key: Option<Key>) -> Vec<u32> {
-        let is_meant = |remote: &RemoteEntry| {
-            remote.peer == peer && !remote.is_going && key.is_none_or(|key| remote.key == key)
-        };
+        let is_meant = |remote: &RemoteEntry| remote.peer == peer && key.is_none_or(|key| remote.key == key);
         self.remotes.iter().filter(|(_, remote)| is_meant(remote)).map(|(slot, _)| slot).collect()
     }
 

@@ -150,6 +150,9 @@ fn owner_withdraws_a_key_and_holder_confirms_after_its_lanes() {
     let confirmed = b.node.registrar.peers.withdraw(1, key).unwrap();
     assert!(a.node.has_seen(&format!("end remote {slot}")));
     assert!(confirmed.recv_timeout(Duration::from_millis(100)).is_err(), "its transfers have not ended");
+    // Asked once more: the handle's end has begun, and is still not there.
+    let again = b.node.registrar.peers.withdraw(1, key).unwrap();
+    assert!(again.recv_timeout(Duration::from_millis(100)).is_err());
     a.node.hold.store_release(0);
     confirmed.recv_timeout(Duration::from_secs(5)).expect("the holder's word");
 }

@@ -123,7 +123,7 @@ fn a_peer_may_write_until_its_last_handle_is_back() {
 }
 
 #[test]
-fn handles_of_a_peer_are_found_until_their_end_begins() {
+fn handles_of_a_peer_are_found_until_they_are_gone() {
     let mut tables = Tables::new(1, 2, u32::MAX - 1);
     let (first, generation) = tables.add_remote(remote(0, 2, 7)).unwrap();
     let (second, _) = tables.add_remote(remote(0, 2, 8)).unwrap();
@@ -132,10 +132,12 @@ fn handles_of_a_peer_are_found_until_their_end_begins() {
     assert_eq!(tables.remotes_of_peer(2, Some(Key { index: 7, epoch: 2 })), Vec::<u32>::new());
     assert!(tables.close_remote(first));
     assert!(!tables.close_remote(first), "begun once");
-    assert_eq!(tables.remotes_of_peer(2, None), vec![second]);
+    assert_eq!(tables.remotes_of_peer(2, None), vec![first, second], "lanes may still use the first");
     tables.remote_of(0, first, generation).unwrap();
     assert_eq!(tables.remote_of(1, first, generation), Err(Code::RemoteHandleStale));
     assert_eq!(tables.remote_of(0, first, generation.wrapping_add(1)), Err(Code::RemoteHandleStale));
+    tables.remove_remote(first).unwrap();
+    assert_eq!(tables.remotes_of_peer(2, None), vec![second]);
 }
 
 #[test]
