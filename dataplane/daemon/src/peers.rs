@@ -16,7 +16,7 @@
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use railhead_abi::Code;
 use railhead_abi::frame::{NodeHello, Refused, Text, name_words};
@@ -118,10 +118,17 @@ impl Peers {
             let fresh = if we_dial { self.dial(slot) } else { peer.wait_for_channel(HEARTBEAT) };
             match fresh {
                 Ok(Some(fresh)) => {
-                    backoff.reset();
+                    let since = Instant::now();
                     let cause = self.run(slot, fresh);
-                    if !self.is_stopping() {
-                        self.went_down(slot, cause);
+                    if self.is_stopping() {
+                        return;
+                    }
+                    self.went_down(slot, cause);
+                    // A channel that ends at once, again and again, is no success.
+                    if since.elapsed() >= DEAD_AFTER {
+                        backoff.reset();
+                    } else if we_dial {
+                        thread::sleep(backoff.next());
                     }
                 }
                 Ok(None) => {}
@@ -223,6 +230,10 @@ impl Peers {
             slot = self.registrar.peers.find(name.as_str());
             if slot.is_none() {
                 return Some(Refused::because(Code::NodeUnknown, name.as_str()));
+            }
+            // Otherwise whoever holds the key could end the channel that we dial by dialling another.
+            if name.as_str() >= self.registrar.node.as_str() {
+                return Some(Refused::because(Code::ProtocolViolation, "the other node dials"));
             }
             refuse_lanes(hello)
         });

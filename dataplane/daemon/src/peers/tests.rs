@@ -228,6 +228,22 @@ fn a_node_that_is_not_configured_is_refused_and_named_as_the_cause() {
 }
 
 #[test]
+fn only_the_node_that_dials_by_the_rule_is_answered_and_only_with_lanes_that_it_can_have() {
+    let (a, b) = pair();
+    let greet = |to: &Running, ours: NodeHello| {
+        let address = to.listener.local_addr().unwrap().to_string();
+        let mut channel = channel::dial(&address, &Keys::new(KEY), HANDSHAKE_MAX).unwrap();
+        channel.greet(&ours, HANDSHAKE_MAX, |_| None).unwrap_err().code()
+    };
+    let (of_a, of_b) = (a.peers.hello().unwrap(), b.peers.hello().unwrap());
+    assert_eq!(greet(&a, of_b), Code::ProtocolViolation, "a dials b, not the other way round");
+    for lanes in [0, 65] {
+        assert_eq!(greet(&b, NodeHello { lanes, ..of_a }), Code::ProtocolViolation, "{lanes} lanes");
+    }
+    assert_eq!((a.status().state, a.status().ups, b.status().ups), (PEER_UP, 1, 1), "the channel stays");
+}
+
+#[test]
 fn nobody_at_the_address_is_named_as_the_cause() {
     let (at_a, _) = listener();
     let (gone, address) = listener();
