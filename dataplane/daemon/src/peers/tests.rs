@@ -158,6 +158,16 @@ fn owner_withdraws_a_key_and_holder_confirms_after_its_lanes() {
 }
 
 #[test]
+fn a_region_that_goes_takes_its_holders_right_to_write_before_it_drains() {
+    let (a, b) = pair();
+    let key = b.add_region("r", "*");
+    a.ask("r", "x").unwrap();
+    assert!(b.node.take_log().contains(&"allow 11".to_owned()));
+    b.node.registrar.deregister(0, key.index, key.epoch).unwrap();
+    assert_eq!(b.node.take_log(), ["allow 1".to_owned(), format!("end region {}", key.index)]);
+}
+
+#[test]
 fn wanted_connections_are_made_and_a_second_one_replaces_the_first() {
     let (a, b) = pair();
     let [latency, bulk] = connections::of_peer(1);

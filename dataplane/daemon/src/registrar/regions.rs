@@ -141,6 +141,10 @@ impl Registrar {
                 self.tables().unhold(key, peer);
             }
         }
+        // Engine and adapters refuse a stray write by the same mask, so none comes in while the region drains.
+        if peers.iter().any(|peer| *peer != SELF) {
+            self.withdraw_right(key);
+        }
     }
 
     fn take_from_lanes(&self, index: u32) {
