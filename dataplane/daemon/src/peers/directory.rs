@@ -76,6 +76,8 @@ struct PeerState {
     closes: Vec<Key>,
     /// Its receive plan, since it last came up.
     plan: Option<Plan>,
+    /// Newest generation of our receive plan that it was told since it last came up.
+    told: u64,
     /// When its last channel ended.
     down_since: Option<Instant>,
     status: PeerStatus,
@@ -110,6 +112,7 @@ impl Peer {
             incarnation: 0,
             closes: Vec::new(),
             plan: None,
+            told: 0,
             down_since: None,
             status,
         };
@@ -181,6 +184,7 @@ impl Peer {
         }
         state.link = Some(link);
         state.plan = None;
+        state.told = 0;
         state.status.state = PEER_UP;
         state.status.cause = Code::Ok.number();
         state.status.incarnation = hello.incarnation;
@@ -218,19 +222,34 @@ impl Peer {
         is_news
     }
 
-    /// Its receive plan changed.
-    pub(super) fn set_plan(&self, plan: Plan) {
+    /// Its receive plan changed. False if that is older news than what is known: two of its threads may overtake each other.
+    pub(super) fn set_plan(&self, plan: Plan) -> bool {
         let mut state = self.state();
+        if state.plan.is_some_and(|held| held.generation > plan.generation) {
+            return false;
+        }
         state.plan = Some(plan);
         state.status.plan_generation = plan.generation;
         state.status.receive_mode = plan.mode as u32;
         state.status.receive_direct_from_bytes = plan.direct_from_bytes;
         write_peer(&self.words, &state.status);
+        true
     }
 
-    /// It uses our receive plan of this generation.
+    /// Tells it our receive plan; false if it is down.
+    pub(super) fn tell_plan(&self, plan: &Plan) -> bool {
+        let mut state = self.state();
+        let is_told = state.link.as_ref().is_some_and(|link| link.post(plan_frame(plan)));
+        if is_told {
+            state.told = state.told.max(plan.generation);
+        }
+        is_told
+    }
+
+    /// It says that it uses our receive plan of this generation: at most the newest that it was told.
     pub(super) fn set_planned(&self, generation: u64) {
         let mut state = self.state();
+        let generation = generation.min(state.told);
         state.status.planned_generation = state.status.planned_generation.max(generation);
         write_peer(&self.words, &state.status);
     }
@@ -398,7 +417,7 @@ impl Directory {
 
     /// Tells all peers that are up of a new receive plan. Returns how many.
     pub(crate) fn publish(&self, plan: Plan) -> usize {
-        let told = self.peers.iter().filter(|peer| peer.post(plan_frame(&plan)));
+        let told = self.peers.iter().filter(|peer| peer.tell_plan(&plan));
         told.count()
     }
 
@@ -444,7 +463,7 @@ impl Directory {
 }
 
 /// The frame that tells a peer of a receive plan.
-pub(super) fn plan_frame(plan: &Plan) -> Frame {
+fn plan_frame(plan: &Plan) -> Frame {
     Frame::NodePlan(NodePlan {
         mode: plan.mode as u8,
         direct_from_bytes: plan.direct_from_bytes,

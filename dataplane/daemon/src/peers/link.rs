@@ -12,7 +12,7 @@ use railhead_core::port::Key;
 use railhead_ring::Word;
 use railhead_tcp::channel::{Channel, ChannelError, DataSigner, DataVerifier, Sender};
 
-use super::directory::{Link, OUTBOX, Outgoing, plan_frame};
+use super::directory::{Link, OUTBOX, Outgoing};
 use super::{DEAD_AFTER, HANDSHAKE_MAX, HEARTBEAT, Peers};
 use crate::events::Event;
 use crate::lane::mail::Command;
@@ -64,7 +64,7 @@ impl Peers {
         let event = Event::new(EventCode::PeerUp).text(peer.name());
         self.registrar.events.emit(event.figures(fresh.hello.incarnation, 0));
         // It may have missed changes while it was away.
-        peer.post(plan_frame(&self.registrar.current.receive_plan()));
+        peer.tell_plan(&self.registrar.current.receive_plan());
         let cause = loop {
             // A second look: a process that was stopped itself finds its time over and the heartbeats waiting.
             let received = match receiver.recv(DEAD_AFTER) {
@@ -159,7 +159,9 @@ impl Peers {
         let plan =
             Plan { mode, direct_from_bytes: plan.direct_from_bytes, generation, direct_possible: true };
         // Noted first: a handle that is being installed looks here afterwards.
-        peer.set_plan(plan);
+        if !peer.set_plan(plan) {
+            return Ok(());
+        }
         self.registrar.lanes.call_all(|_| Command::UpdatePlan { peer: slot, plan })?;
         peer.post(Frame::NodePlanned(Empty { figure: generation }));
         Ok(())

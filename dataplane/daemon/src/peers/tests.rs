@@ -1,6 +1,6 @@
 use std::net::SocketAddr;
 
-use railhead_abi::frame::{ACCESS_WRITE, NodeOpen};
+use railhead_abi::frame::{ACCESS_WRITE, Empty, Frame, NodeOpen};
 use railhead_abi::segment::{PEER_DOWN, PEER_UP, PeerStatus};
 use railhead_abi::settings::{Mode, Plan};
 use railhead_core::Notice;
@@ -112,6 +112,29 @@ fn both_ends_know_each_other_and_use_each_others_plans() {
     assert!(b.node.has_seen("plan 1 5"), "its lanes use it");
     assert!(within(|| a.status().planned_generation == 5), "and it said so");
     assert_eq!((b.status().plan_generation, b.status().receive_direct_from_bytes), (5, 77));
+}
+
+#[test]
+fn older_plans_and_claims_of_plans_to_come_change_nothing() {
+    let (a, b) = pair();
+    let plan = |generation, direct_from_bytes| Plan {
+        mode: Mode::Auto,
+        direct_from_bytes,
+        generation,
+        direct_possible: true,
+    };
+    a.node.registrar.peers.publish(plan(5, 77));
+    a.node.registrar.peers.publish(plan(4, 66));
+    a.node.registrar.peers.publish(plan(6, 88));
+    assert!(within(|| a.status().planned_generation == 6));
+    let log = b.node.take_log();
+    assert!(log.contains(&"plan 1 5".to_owned()) && !log.contains(&"plan 1 4".to_owned()), "{log:?}");
+    assert_eq!((b.status().plan_generation, b.status().receive_direct_from_bytes), (6, 88));
+    let claim = Empty { figure: u64::MAX };
+    assert!(b.node.registrar.peers.get(1).post(Frame::NodePlanned(claim)));
+    // The answer to this comes after the claim was read.
+    assert_eq!(b.ask("nothing", "x"), Err(Code::RegionUnknown));
+    assert_eq!(a.status().planned_generation, 6);
 }
 
 #[test]
