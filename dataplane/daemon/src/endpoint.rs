@@ -40,7 +40,7 @@ impl Endpoint {
             Ok(metadata) if !metadata.file_type().is_socket() => {
                 return Err(denied(&"there is a file that is no socket"));
             }
-            Ok(_) => match socket::connect(path) {
+            Ok(_) => match socket::try_connect(path) {
                 Err(SocketError::System { errno: Errno::CONNREFUSED, .. }) => {
                     fs::remove_file(path).map_err(|error| denied(&error))?;
                 }
@@ -122,6 +122,16 @@ mod tests {
         let second = Endpoint::bind("dataplane.session_socket", &path, 0o600).unwrap();
         drop(second);
         assert!(!path.exists(), "left behind");
+    }
+
+    #[test]
+    fn listener_that_does_not_accept_is_alive_all_the_same() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("session.sock");
+        let _first = Endpoint::bind("f", &path, 0o600).unwrap();
+        let waiting: Vec<_> = (0..2 * BACKLOG).map_while(|_| socket::try_connect(&path).ok()).collect();
+        assert!(waiting.len() < usize::from(2 * BACKLOG), "its queue is full");
+        assert_eq!(Endpoint::bind("f", &path, 0o600).unwrap_err().code, Code::PortTaken);
     }
 
     #[test]

@@ -43,6 +43,9 @@ type LaneEngine<'s> = Engine<'s, Both<LocalFabric, TcpFabric>, HostCopier, Words
 const COMMANDS_PER_TURN: usize = 16;
 /// Clients woken in one turn: each costs a system call.
 const WAKES_PER_TURN: usize = 8;
+/// Threads of a client woken at once: one may wait for completions and others for events on one word. A client that lets
+/// more of them sleep there would have the lane walk through all of them.
+pub(crate) const SLEEPERS_MAX: u32 = 16;
 /// How often the figures that others look at are written.
 const STATUS_EVERY: Nanos = 10_000_000;
 /// How often the kernel is asked for faults and switches: a system call.
@@ -114,8 +117,7 @@ impl Lane<'_> {
     fn wake_clients(&mut self) -> bool {
         for count in 0..WAKES_PER_TURN {
             let Some(bell) = self.engine.next_wake() else { return count > 0 };
-            // All of them: a client may wait for completions and for events on one word with several threads.
-            futex::wake(&bell[0], u32::MAX);
+            futex::wake(&bell[0], SLEEPERS_MAX);
         }
         true
     }

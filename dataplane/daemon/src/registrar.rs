@@ -13,9 +13,10 @@ use railhead_abi::Code;
 use railhead_abi::observe::EventCode;
 use railhead_core::Notice;
 use railhead_core::port::{Key, RegionIndex};
-use railhead_shm::Words;
+use railhead_shm::{Words, futex};
 
 use crate::events::{Event, EventLog};
+use crate::lane::SLEEPERS_MAX;
 use crate::lane::handle::Lanes;
 use crate::lane::mail::Command;
 use crate::peers::directory::Directory;
@@ -146,7 +147,12 @@ impl Registrar {
     /// A lane said something unasked.
     pub(crate) fn notice(&self, lane: usize, notice: Notice<Words>) {
         match notice {
-            Notice::PortClosed { session, port, .. } => self.tables().remove_port(session, lane, port.0),
+            Notice::PortClosed { session, port, parts } => {
+                // The lane has forgotten the port, perhaps before it woke who sleeps on it: its last completions are there.
+                let _ = parts.bell.take();
+                futex::wake(&parts.bell.memory()[0], SLEEPERS_MAX);
+                self.tables().remove_port(session, lane, port.0);
+            }
             Notice::RegionDrained { region } => {
                 self.tables().region_lanes(region.0, |lanes| *lanes &= !(1 << lane))
             }

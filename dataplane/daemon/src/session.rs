@@ -109,7 +109,10 @@ impl Connection {
         let event = Event::new(EventCode::SessionOpened).text(&name);
         self.registrar.events.emit(event.figures(u64::from(session), u64::from(self.pid())));
         let welcome = memory.welcome(session, self.registrar.incarnation, &self.registrar.node);
-        self.answer(&Frame::Welcome(welcome), &memory.descriptors(&self.registrar.lanes_page));
+        if !self.answer(&Frame::Welcome(welcome), &memory.descriptors(&self.registrar.lanes_page)) {
+            // Without its memory it has no session: what it may ask is not read any more, and its end follows at once.
+            let _ = rustix::net::shutdown(&*self.socket, rustix::net::Shutdown::Both);
+        }
         Ok(memory)
     }
 

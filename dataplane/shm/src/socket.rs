@@ -88,7 +88,7 @@ pub fn pair() -> Result<(OwnedFd, OwnedFd), SocketError> {
 /// # Errors
 /// [`SocketError::System`]: `EADDRINUSE` when the path exists, `ENAMETOOLONG` when it has more than 107 bytes.
 pub fn listen(path: &Path, backlog: u16) -> Result<OwnedFd, SocketError> {
-    let socket = socket()?;
+    let socket = socket(SocketFlags::CLOEXEC)?;
     let address = SocketAddrUnix::new(path).map_err(system("bind"))?;
     rustix::net::bind(&socket, &address).map_err(system("bind"))?;
     rustix::net::listen(&socket, i32::from(backlog)).map_err(system("listen"))?;
@@ -103,19 +103,31 @@ pub fn accept(listener: impl AsFd) -> Result<OwnedFd, SocketError> {
     retry_on_intr(|| rustix::net::accept_with(&listener, SocketFlags::CLOEXEC)).map_err(system("accept4"))
 }
 
-/// Connects to a listener's path.
+/// Connects to a listener's path. Waits while too many others wait to be accepted there.
 ///
 /// # Errors
 /// [`SocketError::System`]: `ENOENT` or `ECONNREFUSED` when nobody listens, `EACCES` when this user may not.
 pub fn connect(path: &Path) -> Result<OwnedFd, SocketError> {
-    let socket = socket()?;
+    connect_with(path, SocketFlags::CLOEXEC)
+}
+
+/// As [`connect`], without waiting: to see whether somebody listens. The connection is non-blocking.
+///
+/// # Errors
+/// As [`connect`]; [`SocketError::NotReady`] when too many others wait to be accepted, so that somebody does listen.
+pub fn try_connect(path: &Path) -> Result<OwnedFd, SocketError> {
+    connect_with(path, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)
+}
+
+fn connect_with(path: &Path, flags: SocketFlags) -> Result<OwnedFd, SocketError> {
+    let socket = socket(flags)?;
     let address = SocketAddrUnix::new(path).map_err(system("connect"))?;
     retry_on_intr(|| rustix::net::connect(&socket, &address)).map_err(system("connect"))?;
     Ok(socket)
 }
 
-fn socket() -> Result<OwnedFd, SocketError> {
-    rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+fn socket(flags: SocketFlags) -> Result<OwnedFd, SocketError> {
+    rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
         .map_err(system("socket"))
 }
 

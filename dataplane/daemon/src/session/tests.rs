@@ -2,9 +2,10 @@ use std::os::fd::AsFd;
 use std::thread::{self, JoinHandle};
 
 use railhead_abi::frame::{ACCESS_READ, ACCESS_WRITE, Handle, Welcome, name_words, text_words};
-use railhead_abi::segment::{SESSION_MAGIC, SessionHeader};
+use railhead_abi::segment::{SESSION_MAGIC, SessionHeader, SessionShape};
+use railhead_ring::Bell;
 use railhead_shm::memfd::{self, Huge};
-use railhead_shm::{Access, Mapping};
+use railhead_shm::{Access, Mapping, futex};
 use rustix::fs::MemfdFlags;
 
 use super::*;
@@ -211,6 +212,32 @@ fn lost_memory_is_reported_once_while_its_owner_lives() {
     assert_eq!(client.code(&release(&lost, 0), &[]), 0);
     assert_eq!(client.code(&release(&kept, 0), &[]), 0);
     assert_eq!(count(), 1, "once, and the other region is as it was");
+}
+
+#[test]
+fn a_client_that_does_not_take_its_welcome_has_no_session() {
+    let node = StubNode::new("a", 1, 1, &[]);
+    let client = Client::connect(&node);
+    rustix::net::shutdown(&client.socket, rustix::net::Shutdown::Read).unwrap();
+    let (bytes, count) = hello("s", 1).encode(LOCAL_VERSION);
+    socket::send_frame(&client.socket, &bytes[..count], &[]).unwrap();
+    assert!(node.has_seen("end session 0"), "although its socket is open");
+    assert!(within(|| node.registrar.tables().session(0).is_none()));
+}
+
+#[test]
+fn a_thread_that_sleeps_on_a_port_wakes_when_the_session_ends() {
+    let node = StubNode::new("a", 1, 1, &[]);
+    let (client, welcome, fds) = Client::attach(&node, "s", 1);
+    let shape = SessionShape { lanes: 1, ports: 1, entries: welcome.entries as usize };
+    let memory = Mapping::of_sealed(&fds[0], Access::ReadWrite).unwrap().words(0, shape.words()).unwrap();
+    let word = memory.part(shape.port(0) + SessionShape::PORT_BELL, 1).unwrap();
+    let bell = Bell::new(word.clone()).unwrap();
+    bell.prepare();
+    let sleeper = thread::spawn(move || futex::wait(&word[0], 1, Some(Duration::from_secs(10))));
+    client.die();
+    assert_ne!(sleeper.join().unwrap(), futex::Wait::TimedOut);
+    assert!(!bell.is_sleeping(), "whoever was about to sleep does not");
 }
 
 #[test]
