@@ -92,16 +92,16 @@ fn status_of(code: Code) -> StatusCode {
         Code::NotFound | Code::TransferUnknown => StatusCode::NOT_FOUND,
         Code::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
         Code::EtagMismatch => StatusCode::PRECONDITION_FAILED,
-        Code::GenerationOld => StatusCode::CONFLICT,
+        // What this node has not is a conflict with its state, whoever notices it: the dataplane says the same.
+        Code::GenerationOld | Code::SettingBlockBytes | Code::SettingCoreAbsent | Code::SettingLaneAbsent => {
+            StatusCode::CONFLICT
+        }
         Code::DataplaneAbsent | Code::SettingsPending => StatusCode::SERVICE_UNAVAILABLE,
         Code::SettingUnknown
         | Code::SettingType
         | Code::SettingRange
         | Code::SettingRestartOnly
-        | Code::SettingContradiction
-        | Code::SettingBlockBytes
-        | Code::SettingCoreAbsent
-        | Code::SettingLaneAbsent => StatusCode::UNPROCESSABLE_ENTITY,
+        | Code::SettingContradiction => StatusCode::UNPROCESSABLE_ENTITY,
         _ => StatusCode::INTERNAL_SERVER_ERROR,
     }
 }

@@ -595,10 +595,10 @@ async fn bad_requests_name_the_part_and_change_nothing() {
         ("{\"chunk_bytes\": 1}", 422, "setting_range", "chunk_bytes"),
         ("{\"chunk_bytes\": 1e400}", 400, "request_malformed", "body"),
         ("{\"chunk_bytes\": 18446744073709551616}", 422, "setting_type", "chunk_bytes"),
-        ("{\"chunk_bytes\": 524288}", 422, "setting_block_bytes", "chunk_bytes"),
+        ("{\"chunk_bytes\": 524288}", 409, "setting_block_bytes", "chunk_bytes"),
         ("{\"slice_bytes\": 1048576}", 422, "setting_contradiction", "slice_bytes"),
-        ("{\"lanes\": {\"0\": {\"core\": 9}}}", 422, "setting_core_absent", "lanes.0.core"),
-        ("{\"lanes\": {\"2\": {\"core\": 0}}}", 422, "setting_lane_absent", "lanes.2.core"),
+        ("{\"lanes\": {\"0\": {\"core\": 9}}}", 409, "setting_core_absent", "lanes.0.core"),
+        ("{\"lanes\": {\"2\": {\"core\": 0}}}", 409, "setting_lane_absent", "lanes.2.core"),
         ("{\"pool\": {\"large_bytes\": 1}}", 422, "setting_restart_only", "pool.large_bytes"),
     ] {
         let answer = rest.send(Request::patch("/v1/settings").body(Body::from(body)).unwrap()).await;
