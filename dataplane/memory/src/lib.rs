@@ -1,4 +1,5 @@
-//! Where bytes wait: staging arenas on hugepages of one NUMA node, their division into blocks, and shared regions.
+//! Where bytes wait: staging arenas on hugepages of one NUMA node, and shared regions. How an arena is
+//! divided into blocks is the engine's (`railhead_core::pool::PoolShape`).
 //!
 //! **Owns** the reservation of memory before the seal and each step down from what was asked for: which pages, which
 //! node, locked or not. **Never** touches memory on the hot path, and never hides a step down: every one is recorded with
@@ -8,12 +9,10 @@
 //! populating is slow.
 
 pub mod arena;
-pub mod geometry;
 pub mod host_region;
 pub mod pages;
 mod step;
 
 pub use arena::{Arena, ArenaConfig, ArenaError, Placement};
-pub use geometry::{Blocks, GeometryError, PoolGeometry, PoolLayout};
 pub use pages::Policy;
 pub use step::{Backing, Reason, StepDown};
