@@ -17,9 +17,10 @@ use crate::tables::SELF;
 /// Connections of the local fabric.
 pub(crate) const LOCAL: u16 = 2 * CLASSES as u16;
 
-/// Connections of all peers to one lane that are made room for: each takes memory from the start. With so many peers that
-/// this is less than they could open, each gets its share of it.
+/// Connections of all peers to one lane that are made room for: each takes memory from the start.
 const TARGETS_MAX: usize = 256;
+/// Of these, connections that each peer is sure of, however many others there are: two lanes of both classes.
+const TARGETS_SURE: usize = 2 * CLASSES;
 
 /// The connections by class that transfers to `peer` go out on.
 pub(crate) const fn of_peer(peer: u32) -> [ConnectionIndex; CLASSES] {
@@ -31,21 +32,24 @@ pub(crate) const fn of_peer(peer: u32) -> [ConnectionIndex; CLASSES] {
     [ConnectionIndex(first), ConnectionIndex(first + 1)]
 }
 
-/// How many connections each lane has, and where those of peers begin.
+/// How many connections each lane has, and where those of peers begin. Made for as many peers as there is room for: tables
+/// never grow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Map {
     peers: usize,
-    each: usize,
+    most: usize,
 }
 
 impl Map {
-    /// For `peers` peers and `lanes` lanes of this node.
+    /// For up to `peers` peers and `lanes` lanes of this node.
     pub(crate) const fn new(peers: usize, lanes: usize) -> Self {
         // As many as a peer with the most lanes has for one of ours.
-        let spread = LANES_MAX.div_ceil(lanes) * CLASSES;
-        let pairs = TARGETS_MAX / if peers == 0 { 1 } else { peers } / CLASSES;
-        let share = if pairs == 0 { CLASSES } else { pairs * CLASSES };
-        Self { peers, each: if spread < share { spread } else { share } }
+        Self { peers, most: LANES_MAX.div_ceil(lanes) * CLASSES }
+    }
+
+    /// Peers that there is room for.
+    pub(crate) const fn peers(&self) -> usize {
+        self.peers
     }
 
     /// First connection of peers to us.
@@ -55,12 +59,18 @@ impl Map {
 
     /// Connections of peers to us.
     pub(crate) const fn targets(&self) -> usize {
-        self.peers * self.each
+        let wanted = self.peers * self.most;
+        if wanted < TARGETS_MAX { wanted } else { TARGETS_MAX }
     }
 
-    /// Of these, connections of one peer.
-    pub(crate) const fn targets_of_one(&self) -> usize {
-        self.each
+    /// Of these, the most that one peer can have.
+    pub(crate) const fn targets_most(&self) -> usize {
+        self.most
+    }
+
+    /// Of these, connections that one peer can have whatever the others have.
+    pub(crate) const fn targets_sure(&self) -> usize {
+        if self.most < TARGETS_SURE { self.most } else { TARGETS_SURE }
     }
 
     /// All connections of a lane.
@@ -105,9 +115,10 @@ mod tests {
         assert_eq!(Map::new(0, 1).count(), 4);
         assert_eq!(Map::new(1, 1).targets(), 128, "all lanes that a peer can have, of both classes");
         assert_eq!(Map::new(1, 64).targets(), 2, "as many lanes as a peer can have: one each");
-        assert_eq!(Map::new(63, 1).targets_of_one(), 4, "a share");
         for (peers, lanes) in (0..=63).flat_map(|peers| (1..=LANES_MAX).map(move |lanes| (peers, lanes))) {
-            assert!(Map::new(peers, lanes).count() <= CONNECTIONS_MAX, "{peers} peers, {lanes} lanes");
+            let map = Map::new(peers, lanes);
+            assert!(map.count() <= CONNECTIONS_MAX, "{peers} peers, {lanes} lanes");
+            assert!(map.targets() >= peers * map.targets_sure(), "{peers} peers, {lanes} lanes");
         }
     }
 }

@@ -54,31 +54,37 @@ pub(crate) struct Initiator {
 /// The target connections of all lanes.
 #[derive(Debug)]
 pub(crate) struct Targets {
-    first: usize,
-    /// Slots of a lane that one peer may have.
-    each: usize,
+    map: Map,
     lanes: Vec<Vec<Option<Initiator>>>,
 }
 
 impl Targets {
     /// No connections.
     pub(crate) fn new(lanes: usize, map: Map) -> Self {
-        Self {
-            first: map.target_first(),
-            each: map.targets_of_one(),
-            lanes: vec![vec![None; map.targets()]; lanes],
-        }
+        Self { map, lanes: vec![vec![None; map.targets()]; lanes] }
     }
 
     fn index(&self, at: usize) -> ConnectionIndex {
-        ConnectionIndex(u16::try_from(self.first + at).unwrap_or(u16::MAX))
+        ConnectionIndex(u16::try_from(self.map.target_first() + at).unwrap_or(u16::MAX))
     }
 
-    /// Gives out a slot of a lane: one for each initiator, and none beyond its peer's share, which others may need.
+    /// Gives out a slot of a lane: one for each initiator, and none of those that other peers, even such as are not there
+    /// yet, are sure of.
     fn take(&mut self, lane: usize, initiator: Initiator) -> Option<ConnectionIndex> {
+        let (most, sure, peers) = (self.map.targets_most(), self.map.targets_sure(), self.map.peers());
         let slots = self.lanes.get_mut(lane)?;
-        let of_peer = slots.iter().flatten().filter(|other| other.peer == initiator.peer);
-        if of_peer.count() >= self.each || slots.contains(&Some(initiator)) {
+        let mut held = vec![0; peers + 1];
+        for other in slots.iter().flatten() {
+            *held.get_mut(other.peer as usize)? += 1;
+        }
+        let own = *held.get(initiator.peer as usize)?;
+        if own >= most || slots.contains(&Some(initiator)) {
+            return None;
+        }
+        let others = held.iter().enumerate().skip(1).filter(|(peer, _)| *peer != initiator.peer as usize);
+        let kept: usize = others.map(|(_, held)| sure.saturating_sub(*held)).sum();
+        let free = slots.len() - held.iter().sum::<usize>();
+        if own >= sure && free <= kept {
             return None;
         }
         let at = slots.iter().position(Option::is_none)?;
@@ -88,7 +94,7 @@ impl Targets {
 
     /// Takes a slot back.
     fn put(&mut self, lane: usize, connection: ConnectionIndex) {
-        let at = usize::from(connection.0).checked_sub(self.first);
+        let at = usize::from(connection.0).checked_sub(self.map.target_first());
         if let Some(slot) = at.and_then(|at| self.lanes.get_mut(lane)?.get_mut(at)) {
             *slot = None;
         }
@@ -320,21 +326,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_peer_gets_one_slot_for_each_of_its_lanes_and_no_more_than_its_share() {
-        let map = Map::new(2, 16);
-        let mut targets = Targets::new(1, map);
-        let of = |peer, lane, class| Initiator { peer, lane, class };
-        let first = targets.take(0, of(1, 0, 0)).unwrap();
-        assert_eq!(targets.take(0, of(1, 0, 0)), None, "it has one");
-        for at in 1..8 {
-            targets.take(0, of(1, at / 2, at % 2)).unwrap();
+    fn a_peer_gets_one_slot_for_each_of_its_lanes_and_none_that_others_are_sure_of() {
+        let of = |peer, at: u32| Initiator { peer, lane: at / 2, class: at % 2 };
+        let mut targets = Targets::new(1, Map::new(3, 1));
+        let first = targets.take(0, of(1, 0)).unwrap();
+        assert_eq!(targets.take(0, of(1, 0)), None, "it has one");
+        for at in 1..128 {
+            targets.take(0, of(1, at)).expect("a peer can have all its lanes connected");
         }
-        assert_eq!(targets.take(0, of(1, 4, 0)), None, "its share is taken");
-        for at in 0..8 {
-            targets.take(0, of(2, at / 2, at % 2)).expect("the other's share is the other's");
+        assert_eq!(targets.take(0, of(1, 128)), None, "no peer has more lanes");
+        let of_second = (0..128).filter(|at| targets.take(0, of(2, *at)).is_some()).count();
+        assert_eq!(of_second, 124, "what the third is sure of stays free");
+        for at in 0..4 {
+            targets.take(0, of(3, at)).expect("it is sure of these");
         }
+        assert_eq!(targets.take(0, of(3, 4)), None, "all are taken");
         targets.put(0, first);
-        assert_eq!(targets.take(0, of(1, 4, 0)), Some(first));
-        assert_eq!(targets.take(1, of(1, 0, 0)), None, "there is no such lane");
+        assert_eq!(targets.take(0, of(3, 4)), Some(first));
+        assert_eq!(targets.take(1, of(1, 0)), None, "there is no such lane");
+        assert_eq!(targets.take(0, of(4, 0)), None, "there is no such peer");
     }
 }
