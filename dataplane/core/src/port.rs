@@ -81,29 +81,52 @@ pub struct Write {
     pub post: PostId,
 }
 
-/// What a fabric can do. The conformance tests hold every fabric to what it says here.
+/// A read to post.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Read {
+    /// Destination. It is written from the post to its end.
+    pub into: Place,
+    /// Bytes, from 1 to [`Capabilities::write_bytes_max`].
+    pub bytes: u32,
+    /// Source.
+    pub from: RemotePlace,
+    /// Given back in [`FabricEvent::Done`].
+    pub post: PostId,
+}
+
+/// What a fabric can do on one connection. The conformance tests hold every fabric to what it says here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Capabilities {
-    /// Most bytes of one write.
+    /// Most bytes of one write or read.
     pub write_bytes_max: u32,
-    /// Posts (writes and flushes) that one connection takes before it says `Full`, at least this many.
+    /// Posts (everything but records) that one connection takes before it says `Full`, at least this many.
     pub posts_max: u16,
     /// Records that one connection takes before it says `Full`, at least this many.
     pub records_max: u16,
-    /// Inbound writes can be seen by every reader of the memory only after a flush.
+    /// What came in, by inbound writes or own reads, can be seen by every reader of the memory only after a flush.
     pub flush_needed: bool,
+    /// [`Fabric::read`] works: the other end's memory can be read without its help.
+    pub reads: bool,
+    /// The end of a write means that the other end's device has placed it, and a write that could not be placed ends with
+    /// an error. Else it only means that the source may be reused.
+    pub acknowledged: bool,
+    /// [`Fabric::open_window`] lets the other end write what no grant lets it write. Where this is not set, only keys
+    /// that the other end holds say what it may write.
+    pub windows: bool,
 }
 
 /// What a fabric says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FabricEvent {
-    /// Posted work ended: the source of a write may be reused, and for a flush, all that arrived before is visible.
+    /// Posted work ended: the source of a write may be reused, what was read stands in its place, what came before a flush
+    /// or a confirm is visible.
     Done {
         /// Where it was posted.
         connection: ConnectionIndex,
         /// Which.
         post: PostId,
-        /// [`Code::Ok`], or why it failed; a failed write may still have carried any bytes to its destination.
+        /// [`Code::Ok`], or why it failed; what failed may still have carried any bytes to its destination. A read is
+        /// refused with [`Code::RemoteRefused`] or [`Code::RemoteRegionLost`].
         status: Code,
     },
     /// A record arrived. All writes that the other end posted before it on this connection have been placed.
@@ -114,7 +137,8 @@ pub enum FabricEvent {
         record: RawRecord,
     },
     /// An inbound write was refused or its memory was lost: nothing of it was placed outside its range. Comes before the
-    /// records that were sent after the write.
+    /// records that were sent after the write. Not where writes are [`Capabilities::acknowledged`]: there the end of the
+    /// write says so, and the connection ends with it.
     Refused {
         /// Where.
         connection: ConnectionIndex,
@@ -135,8 +159,8 @@ pub enum FabricEvent {
 
 /// Moves bytes and records over connections, in order within each.
 pub trait Fabric {
-    /// What it can do.
-    fn capabilities(&self) -> Capabilities;
+    /// What it can do on a connection that is up.
+    fn capabilities(&self, connection: ConnectionIndex) -> Capabilities;
 
     /// Posts a record behind everything posted before on this connection.
     ///
@@ -150,12 +174,39 @@ pub trait Fabric {
     /// [`PostError`]; nothing was posted.
     fn write(&mut self, connection: ConnectionIndex, write: &Write) -> Result<(), PostError>;
 
-    /// Posts a flush: when done, writes that *arrived* on this connection before are visible to all readers.
-    /// Only called where [`Capabilities::flush_needed`] is set.
+    /// Posts a read of the other end's memory. It sees the writes posted before it on this connection; what is posted
+    /// behind it does not wait for it. Only called where [`Capabilities::reads`] is set.
+    ///
+    /// # Errors
+    /// [`PostError`]; nothing was posted.
+    fn read(&mut self, connection: ConnectionIndex, read: &Read) -> Result<(), PostError>;
+
+    /// Posts a flush: when done, what *arrived* on this connection before, writes of the other end and own reads that
+    /// have ended, is visible to all readers. Only called where [`Capabilities::flush_needed`] is set.
     ///
     /// # Errors
     /// [`PostError`]; nothing was posted.
     fn flush(&mut self, connection: ConnectionIndex, post: PostId) -> Result<(), PostError>;
+
+    /// Posts a confirm: when done, all writes posted before on this connection are visible at the other end to all
+    /// readers. `at` is the last byte written. Only called where [`Capabilities::acknowledged`] is set.
+    ///
+    /// # Errors
+    /// [`PostError`]; nothing was posted.
+    fn confirm(
+        &mut self,
+        connection: ConnectionIndex,
+        at: RemotePlace,
+        post: PostId,
+    ) -> Result<(), PostError>;
+
+    /// Lets the other end write these local bytes with writes of `slot`, whatever grants say, until
+    /// [`Fabric::close_window`] or the end of the connection. A slot has one window; opening another replaces it. Only
+    /// called where [`Capabilities::windows`] is set.
+    fn open_window(&mut self, connection: ConnectionIndex, slot: u16, to: Place, bytes: u64);
+
+    /// Takes a window back: what still comes for it is refused. Nothing if there is none.
+    fn close_window(&mut self, connection: ConnectionIndex, slot: u16);
 
     /// Starts to end a connection; `Down` follows in bounded time. Closing one that is closed does nothing.
     fn close(&mut self, connection: ConnectionIndex);
@@ -230,13 +281,11 @@ impl<A: Fabric, B: Fabric> Both<A, B> {
 }
 
 impl<A: Fabric, B: Fabric> Fabric for Both<A, B> {
-    fn capabilities(&self) -> Capabilities {
-        let (a, b) = (self.first.capabilities(), self.second.capabilities());
-        Capabilities {
-            write_bytes_max: a.write_bytes_max.min(b.write_bytes_max),
-            posts_max: a.posts_max.min(b.posts_max),
-            records_max: a.records_max.min(b.records_max),
-            flush_needed: a.flush_needed || b.flush_needed,
+    fn capabilities(&self, connection: ConnectionIndex) -> Capabilities {
+        if connection < self.split {
+            self.first.capabilities(connection)
+        } else {
+            self.second.capabilities(connection)
         }
     }
 
@@ -256,11 +305,48 @@ impl<A: Fabric, B: Fabric> Fabric for Both<A, B> {
         }
     }
 
+    fn read(&mut self, connection: ConnectionIndex, read: &Read) -> Result<(), PostError> {
+        if connection < self.split {
+            self.first.read(connection, read)
+        } else {
+            self.second.read(connection, read)
+        }
+    }
+
     fn flush(&mut self, connection: ConnectionIndex, post: PostId) -> Result<(), PostError> {
         if connection < self.split {
             self.first.flush(connection, post)
         } else {
             self.second.flush(connection, post)
+        }
+    }
+
+    fn confirm(
+        &mut self,
+        connection: ConnectionIndex,
+        at: RemotePlace,
+        post: PostId,
+    ) -> Result<(), PostError> {
+        if connection < self.split {
+            self.first.confirm(connection, at, post)
+        } else {
+            self.second.confirm(connection, at, post)
+        }
+    }
+
+    fn open_window(&mut self, connection: ConnectionIndex, slot: u16, to: Place, bytes: u64) {
+        if connection < self.split {
+            self.first.open_window(connection, slot, to, bytes);
+        } else {
+            self.second.open_window(connection, slot, to, bytes);
+        }
+    }
+
+    fn close_window(&mut self, connection: ConnectionIndex, slot: u16) {
+        if connection < self.split {
+            self.first.close_window(connection, slot);
+        } else {
+            self.second.close_window(connection, slot);
         }
     }
 

@@ -4,12 +4,12 @@
 //! transfer whose peer is this node takes the same steps, has the same records and the same outcomes as one that leaves.
 
 use railhead_abi::Code;
-use railhead_abi::frame::ACCESS_WRITE;
+use railhead_abi::frame::{ACCESS_READ, ACCESS_WRITE};
 use railhead_abi::record::RawRecord;
 use railhead_core::port::{
     Capabilities, ConnectionIndex, Fabric, FabricEvent, Nanos, PostError, PostId, RegionIndex,
 };
-use railhead_core::port::{Place, RemotePlace, Write};
+use railhead_core::port::{Place, Read, RemotePlace, Write};
 use railhead_shm::OwnedSpan;
 
 use crate::regions::{Regions, Stamped};
@@ -24,11 +24,11 @@ pub struct LocalConfig {
     pub connections: u16,
     /// Slots of the table of memories; slot 0 is the lane's staging arena.
     pub regions: u32,
-    /// Writes and flushes that one connection takes.
+    /// Writes, reads and flushes that one connection takes.
     pub posts_max: u16,
     /// Records that one connection takes.
     pub records_max: u16,
-    /// Most bytes of one write.
+    /// Most bytes of one write or read.
     pub write_bytes_max: u32,
     /// The most bytes that one poll moves, at least 1.
     pub slice_bytes: u32,
@@ -38,6 +38,7 @@ pub struct LocalConfig {
 #[derive(Debug, Clone, Copy)]
 enum Posted {
     Write { from: Stamped, to: Place, epoch: u32, bytes: u32, slot: u16, post: PostId },
+    Read { from: Place, epoch: u32, into: Stamped, bytes: u32, post: PostId },
     Flush { post: PostId },
     Record(RawRecord),
 }
@@ -60,13 +61,13 @@ struct Connection {
     count: usize,
     posts: u16,
     records: u16,
-    /// Bytes of the write at `head` that are placed.
+    /// Bytes of the write or read at `head` that are placed.
     progress: u32,
-    /// The write at `head` was moved or given up, and the other end has been told of a refusal where there was one.
+    /// What is at `head` was moved or given up, and the other end has been told of a refusal where there was one.
     outcome: Option<Outcome>,
 }
 
-/// How a write went at either end, while its events wait for room.
+/// How a write or read went at either end, while its events wait for room.
 #[derive(Debug, Clone, Copy)]
 struct Outcome {
     refused: Option<Code>,
@@ -160,8 +161,8 @@ impl LocalFabric {
         }
     }
 
-    /// Puts memory into a slot: a source for writes, and under the key (`region`, `epoch`) a destination if `access` has
-    /// [`ACCESS_WRITE`]. Gives back what stood there; whoever installs keeps a clone, so that dropping it here never unmaps.
+    /// Puts memory into a slot: for own use, and under the key (`region`, `epoch`) as a destination of writes if `access`
+    /// has [`ACCESS_WRITE`] and a source of reads if it has [`ACCESS_READ`]. Gives back what stood there; whoever installs keeps a clone, so that dropping it here never unmaps.
     ///
     /// # Panics
     /// If the slot is outside the table.
@@ -175,7 +176,8 @@ impl LocalFabric {
         self.regions.install(region, span, epoch, access)
     }
 
-    /// Takes memory out of a slot, at any time: writes from it end with [`Code::RegionLost`], writes to it are refused.
+    /// Takes memory out of a slot, at any time: own work on it ends with [`Code::RegionLost`], what comes under its
+    /// key is refused.
     pub fn remove(&mut self, region: RegionIndex) -> Option<OwnedSpan> {
         self.regions.remove(region)
     }
@@ -209,31 +211,39 @@ impl LocalFabric {
         if end.state == State::Open { Ok(end) } else { Err(PostError::Down) }
     }
 
-    /// Moves at most `budget` bytes of a write; `None` while it has not ended.
-    fn advance(&self, write: &Posted, progress: &mut u32, budget: &mut u32) -> Option<Outcome> {
-        let Posted::Write { from, to, epoch, bytes, .. } = *write else {
-            return Some(Outcome { refused: None, status: Code::Ok });
+    /// Moves at most `budget` bytes of a write or read; `None` while it has not ended.
+    fn advance(&self, posted: &Posted, progress: &mut u32, budget: &mut u32) -> Option<Outcome> {
+        let (own, keyed, epoch, bytes, access) = match *posted {
+            Posted::Write { from, to, epoch, bytes, .. } => (from, to, epoch, bytes, ACCESS_WRITE),
+            Posted::Read { into, from, epoch, bytes, .. } => (into, from, epoch, bytes, ACCESS_READ),
+            Posted::Flush { .. } | Posted::Record(_) => {
+                return Some(Outcome { refused: None, status: Code::Ok });
+            }
         };
         let ends = |refused, status| Some(Outcome { refused, status });
         // Each slice is permitted anew: the key may be withdrawn between two.
-        if !self.regions.permits(to, u64::from(bytes), epoch, ACCESS_WRITE) {
+        if !self.regions.permits(keyed, u64::from(bytes), epoch, access) {
             return ends(Some(Code::RemoteRefused), Code::Ok);
         }
-        let to = self.regions.stamp(to);
+        let keyed = self.regions.stamp(keyed);
         let slice = (bytes - *progress).min(*budget);
-        let source = self.regions.span(from, u64::from(*progress), u64::from(slice));
-        let Some(source) = source else { return ends(None, Code::RegionLost) };
-        let target = self.regions.span(to, u64::from(*progress), u64::from(slice));
-        let Some(target) = target else { return ends(Some(Code::RemoteRefused), Code::Ok) };
-        source.copy_to(target);
+        let here = self.regions.span(own, u64::from(*progress), u64::from(slice));
+        let Some(here) = here else { return ends(None, Code::RegionLost) };
+        let there = self.regions.span(keyed, u64::from(*progress), u64::from(slice));
+        let Some(there) = there else { return ends(Some(Code::RemoteRefused), Code::Ok) };
+        if access == ACCESS_WRITE {
+            here.copy_to(there);
+        } else {
+            there.copy_to(here);
+        }
         *progress += slice;
         *budget -= slice;
         if *progress < bytes {
             return None;
         }
         // After the last byte: a page lost meanwhile was replaced by zeroes, and this is the only sign of it.
-        let status = if self.regions.is_lost(from) { Code::RegionLost } else { Code::Ok };
-        ends(self.regions.is_lost(to).then_some(Code::RemoteRegionLost), status)
+        let status = if self.regions.is_lost(own) { Code::RegionLost } else { Code::Ok };
+        ends(self.regions.is_lost(keyed).then_some(Code::RemoteRegionLost), status)
     }
 
     /// Goes on with what was posted on `at` until budget or events are used up.
@@ -246,7 +256,7 @@ impl LocalFabric {
                 Posted::Flush { post } => {
                     events.push(FabricEvent::Done { connection: here, post, status: Code::Ok });
                 }
-                Posted::Write { slot, post, .. } => {
+                Posted::Write { post, .. } | Posted::Read { post, .. } => {
                     let mut progress = self.connections[at].progress;
                     let outcome = self.connections[at].outcome;
                     let outcome = match outcome {
@@ -257,7 +267,10 @@ impl LocalFabric {
                     let end = &mut self.connections[at];
                     end.progress = progress;
                     let Some(mut outcome) = outcome else { return };
-                    if let Some(status) = outcome.refused.take() {
+                    if let Posted::Read { .. } = posted {
+                        outcome.status = outcome.refused.take().unwrap_or(outcome.status);
+                    }
+                    if let (Some(status), Posted::Write { slot, .. }) = (outcome.refused.take(), posted) {
                         events.push(FabricEvent::Refused { connection: there, slot, status });
                     }
                     end.outcome = Some(outcome);
@@ -277,8 +290,8 @@ impl LocalFabric {
         let end = &mut self.connections[at];
         while !events.is_full() {
             match end.first() {
-                Some(Posted::Write { post, .. } | Posted::Flush { post }) => {
-                    // A write that ended before keeps its outcome: only its event had no room.
+                Some(Posted::Write { post, .. } | Posted::Read { post, .. } | Posted::Flush { post }) => {
+                    // What ended before keeps its outcome: only its event had no room.
                     let status = end.outcome.map_or(Code::ConnectionReset, |outcome| outcome.status);
                     events.push(FabricEvent::Done { connection, post, status });
                 }
@@ -300,12 +313,15 @@ const fn index(at: usize) -> ConnectionIndex {
 }
 
 impl Fabric for LocalFabric {
-    fn capabilities(&self) -> Capabilities {
+    fn capabilities(&self, _connection: ConnectionIndex) -> Capabilities {
         Capabilities {
             write_bytes_max: self.config.write_bytes_max,
             posts_max: self.config.posts_max,
             records_max: self.config.records_max,
             flush_needed: false,
+            reads: true,
+            acknowledged: false,
+            windows: false,
         }
     }
 
@@ -335,6 +351,20 @@ impl Fabric for LocalFabric {
         Ok(())
     }
 
+    fn read(&mut self, connection: ConnectionIndex, read: &Read) -> Result<(), PostError> {
+        let RemotePlace { key, offset } = read.from;
+        let into = self.regions.stamp(read.into);
+        let from = Place { region: RegionIndex(key.index), offset };
+        let posts_max = self.config.posts_max;
+        let end = self.open_end(connection)?;
+        if end.posts == posts_max {
+            return Err(PostError::Full);
+        }
+        end.posts += 1;
+        end.push(Posted::Read { from, epoch: key.epoch, into, bytes: read.bytes, post: read.post });
+        Ok(())
+    }
+
     /// Not needed here; done when its turn comes.
     fn flush(&mut self, connection: ConnectionIndex, post: PostId) -> Result<(), PostError> {
         let posts_max = self.config.posts_max;
@@ -346,6 +376,18 @@ impl Fabric for LocalFabric {
         end.push(Posted::Flush { post });
         Ok(())
     }
+
+    /// Not possible here: the end of a write does not wait for its place to be looked at.
+    fn confirm(&mut self, _: ConnectionIndex, _: RemotePlace, _: PostId) -> Result<(), PostError> {
+        debug_assert!(false, "writes are not acknowledged here");
+        Err(PostError::Down)
+    }
+
+    fn open_window(&mut self, _: ConnectionIndex, _: u16, _: Place, _: u64) {
+        debug_assert!(false, "there are no windows here");
+    }
+
+    fn close_window(&mut self, _: ConnectionIndex, _: u16) {}
 
     /// Ends both ends of the pair: what is posted on either and not done ends with [`Code::ConnectionReset`], records
     /// that have not arrived are dropped.

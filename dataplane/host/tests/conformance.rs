@@ -1,6 +1,5 @@
 //! What every fabric and every copy engine must do, by the CPU.
 
-use railhead_abi::frame::{ACCESS_READ, ACCESS_WRITE};
 use railhead_core::port::{ConnectionIndex, Fabric, Nanos, RegionIndex};
 use railhead_host::{CopierConfig, HostCopier, LocalConfig, LocalFabric};
 use railhead_shm::{Mapping, OwnedSpan, guard, memfd};
@@ -43,9 +42,8 @@ impl FabricHarness for Local {
         ConnectionIndex(u16::try_from(2 * pair + end as usize).expect("few"))
     }
 
-    fn install(&mut self, _end: End, region: RegionIndex, epoch: u32, bytes: usize, writable: bool) {
+    fn install(&mut self, _end: End, region: RegionIndex, epoch: u32, bytes: usize, access: u32) {
         let span = memory(bytes);
-        let access = if writable { ACCESS_READ | ACCESS_WRITE } else { ACCESS_READ };
         self.fabric.install(region, epoch, span.clone(), access);
         self.spans[region.0 as usize] = Some(span);
     }

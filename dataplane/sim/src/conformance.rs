@@ -50,8 +50,12 @@ pub trait FabricHarness {
     fn connection(&self, end: End, pair: usize) -> ConnectionIndex;
 
     /// Puts fresh memory of `bytes` zeroes into the end's table, for both connections; a target's memory is what
-    /// `Key { index: region, epoch }` names, and the peer may write it only if `writable`.
-    fn install(&mut self, end: End, region: RegionIndex, epoch: u32, bytes: usize, writable: bool);
+    /// `Key { index: region, epoch }` names, and the peer may read and write it as `access` says: [`ACCESS_READ`],
+    /// [`ACCESS_WRITE`], both or neither.
+    ///
+    /// [`ACCESS_READ`]: railhead_abi::frame::ACCESS_READ
+    /// [`ACCESS_WRITE`]: railhead_abi::frame::ACCESS_WRITE
+    fn install(&mut self, end: End, region: RegionIndex, epoch: u32, bytes: usize, access: u32);
 
     /// Takes it out again: after this nothing lands in it. [`FabricHarness::read_bytes`] still works on it until the
     /// slot is installed anew.

@@ -11,8 +11,8 @@ use std::rc::Rc;
 use railhead_abi::Code;
 use railhead_abi::record::RawRecord;
 use railhead_core::port::{
-    Capabilities, ConnectionIndex, Copy, CopyDone, CopyEngine, CopyFull, Fabric, FabricEvent, Nanos,
-    PostError, PostId, Write,
+    Capabilities, ConnectionIndex, Copy, CopyDone, CopyEngine, CopyFull, Fabric, FabricEvent, Nanos, Place,
+    PostError, PostId, Read, RemotePlace, Write,
 };
 
 use crate::copier::NO_COPY;
@@ -50,7 +50,7 @@ pub struct FaultPlan {
     pub full: u32,
     /// A post that went well ends with `DeviceError`, and nothing else happens.
     pub error: u32,
-    /// A write is swallowed, and its connection dies of it, as queue pairs do.
+    /// A write, read or confirm is swallowed, and its connection dies of it, as queue pairs do.
     pub fatal: u32,
     /// At a kick, a connection in use is closed.
     pub close: u32,
@@ -114,6 +114,17 @@ impl<F: Fabric> Faulty<F> {
         !self.held.is_empty()
     }
 
+    /// Whether a post is swallowed: its connection dies of it.
+    fn swallows(&mut self, connection: ConnectionIndex, post: PostId) -> bool {
+        let strikes = self.used.contains(&connection) && self.strikes(self.plan.fatal);
+        if strikes {
+            self.inner.close(connection);
+            self.swallowed.push((connection, post));
+            self.used.remove(&connection);
+        }
+        strikes
+    }
+
     fn take(&mut self, event: FabricEvent) {
         match event {
             FabricEvent::Done { connection, post, status: Code::Ok } if self.strikes(self.plan.error) => {
@@ -140,8 +151,8 @@ impl<F: Fabric> Faulty<F> {
 }
 
 impl<F: Fabric> Fabric for Faulty<F> {
-    fn capabilities(&self) -> Capabilities {
-        self.inner.capabilities()
+    fn capabilities(&self, connection: ConnectionIndex) -> Capabilities {
+        self.inner.capabilities(connection)
     }
 
     fn send(&mut self, connection: ConnectionIndex, record: &RawRecord) -> Result<(), PostError> {
@@ -155,13 +166,24 @@ impl<F: Fabric> Fabric for Faulty<F> {
         if self.strikes(self.plan.full) {
             return Err(PostError::Full);
         }
-        if self.used.contains(&connection) && self.strikes(self.plan.fatal) {
-            self.inner.close(connection);
-            self.swallowed.push((connection, write.post));
-            self.used.remove(&connection);
+        if self.swallows(connection, write.post) {
             return Ok(());
         }
         let taken = self.inner.write(connection, write);
+        if taken.is_ok() {
+            self.used.insert(connection);
+        }
+        taken
+    }
+
+    fn read(&mut self, connection: ConnectionIndex, read: &Read) -> Result<(), PostError> {
+        if self.strikes(self.plan.full) {
+            return Err(PostError::Full);
+        }
+        if self.swallows(connection, read.post) {
+            return Ok(());
+        }
+        let taken = self.inner.read(connection, read);
         if taken.is_ok() {
             self.used.insert(connection);
         }
@@ -173,6 +195,29 @@ impl<F: Fabric> Fabric for Faulty<F> {
             return Err(PostError::Full);
         }
         self.inner.flush(connection, post)
+    }
+
+    fn confirm(
+        &mut self,
+        connection: ConnectionIndex,
+        at: RemotePlace,
+        post: PostId,
+    ) -> Result<(), PostError> {
+        if self.strikes(self.plan.full) {
+            return Err(PostError::Full);
+        }
+        if self.swallows(connection, post) {
+            return Ok(());
+        }
+        self.inner.confirm(connection, at, post)
+    }
+
+    fn open_window(&mut self, connection: ConnectionIndex, slot: u16, to: Place, bytes: u64) {
+        self.inner.open_window(connection, slot, to, bytes);
+    }
+
+    fn close_window(&mut self, connection: ConnectionIndex, slot: u16) {
+        self.inner.close_window(connection, slot);
     }
 
     fn close(&mut self, connection: ConnectionIndex) {

@@ -249,8 +249,11 @@ pub struct Installed {
     pub memory: SimMemory,
     /// What the epoch of a key must be.
     pub epoch: u32,
-    /// Whether peers may write it.
-    pub writable: bool,
+    /// What peers may do with it: [`ACCESS_READ`], [`ACCESS_WRITE`], or both.
+    ///
+    /// [`ACCESS_READ`]: railhead_abi::frame::ACCESS_READ
+    /// [`ACCESS_WRITE`]: railhead_abi::frame::ACCESS_WRITE
+    pub access: u32,
 }
 
 /// The memories of one lane, shared by its fabric and its copy engine. Clones are the same table.
@@ -272,9 +275,9 @@ impl SimRegions {
     }
 
     /// Puts memory in; what was in the slot is removed first.
-    pub fn install(&self, region: RegionIndex, epoch: u32, memory: &SimMemory, writable: bool) {
+    pub fn install(&self, region: RegionIndex, epoch: u32, memory: &SimMemory, access: u32) {
         self.remove(region);
-        self.table.borrow_mut().insert(region.0, Installed { memory: memory.clone(), epoch, writable });
+        self.table.borrow_mut().insert(region.0, Installed { memory: memory.clone(), epoch, access });
     }
 
     /// Takes memory out; posts of this lane that still use it are a violation, inbound writes are refused from now on.

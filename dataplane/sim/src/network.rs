@@ -4,7 +4,8 @@
 //! Each post gets its own random times for when pieces of its source are read, when they are placed, and when it is
 //! done. Placing has no order but that records wait for the writes before them. Connections drift apart in time. A cut
 //! loses a random tail of what is under way, each end hears of it at its own time, and until the target has heard,
-//! writes may still land. In lazy memory an inbound write is not seen before a flush, or sometimes is.
+//! writes may still land. In lazy memory an inbound write is not seen before a flush, or sometimes is. Where writes are
+//! acknowledged, a write that is refused breaks its connection, and nothing posted behind it arrives.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -13,7 +14,8 @@ use std::rc::Rc;
 use railhead_abi::Code;
 use railhead_abi::record::{RawRecord, Record};
 use railhead_core::port::{
-    Capabilities, ConnectionIndex, Fabric, FabricEvent, Nanos, PostError, PostId, RegionIndex, Write,
+    Capabilities, ConnectionIndex, Fabric, FabricEvent, Nanos, Place, PostError, PostId, Read, RegionIndex,
+    RemotePlace, Write,
 };
 
 use crate::memory::{INBOUND, SimMemory, SimRegions, Use};
@@ -22,7 +24,7 @@ use crate::{Latency, Rng};
 mod link;
 mod moment;
 
-use link::{Link, Op, Piece, State, WriteOp};
+use link::{Link, Op, Piece, ReadOp, State, WriteOp};
 
 /// How a [`Network`] behaves.
 #[derive(Debug, Clone, Copy)]
@@ -50,6 +52,9 @@ impl Default for NetworkConfig {
                 posts_max: 64,
                 records_max: 64,
                 flush_needed: false,
+                reads: false,
+                acknowledged: false,
+                windows: true,
             },
             reorder_done: false,
         }
@@ -59,9 +64,9 @@ impl Default for NetworkConfig {
 /// What happens at some moment.
 #[derive(Debug, Clone, Copy)]
 enum Action {
-    /// A piece of a write's source is read.
+    /// A piece of a source is read.
     Read { link: usize, side: usize, op: u64, piece: usize },
-    /// A piece is placed at the target.
+    /// A piece is placed.
     Place { link: usize, side: usize, op: u64, piece: usize },
     /// A post ends at its own side.
     Done { link: usize, side: usize, op: u64 },
@@ -71,7 +76,7 @@ enum Action {
     Down { link: usize, side: usize },
 }
 
-/// An inbound write that has arrived and cannot be seen yet.
+/// What has come in and cannot be seen yet.
 #[derive(Debug)]
 struct Unseen {
     link: usize,
@@ -229,7 +234,7 @@ impl SimFabric {
 }
 
 impl Fabric for SimFabric {
-    fn capabilities(&self) -> Capabilities {
+    fn capabilities(&self, _connection: ConnectionIndex) -> Capabilities {
         self.net.borrow().config.capabilities
     }
 
@@ -260,7 +265,8 @@ impl Fabric for SimFabric {
         let source_hold = Some(source.hold(self.lane, write.from.offset, bytes, Use::Read));
         let target = net.links[link].sides[1 - side].lane;
         // On a link that is cut nothing gets there any more.
-        let resolved = if net.links[link].cause.is_none() { net.resolve(target, write).ok() } else { None };
+        let resolved =
+            if net.links[link].cause.is_none() { net.resolve((link, 1 - side), write).ok() } else { None };
         let target_hold = resolved.map(|memory| {
             let hold = memory.hold(INBOUND + target, write.to.offset, bytes, Use::Write);
             (memory, hold)
@@ -288,6 +294,61 @@ impl Fabric for SimFabric {
         net.links[at.0].sides[at.1].posts_open += 1;
         net.links[at.0].push(at.1, Op::Flush { post, arrivals });
         Ok(())
+    }
+
+    fn read(&mut self, connection: ConnectionIndex, read: &Read) -> Result<(), PostError> {
+        let mut net = self.net.borrow_mut();
+        assert!(net.config.capabilities.reads, "a read where none is possible");
+        let (link, side) = Self::side(&net, self.lane, connection)?;
+        Self::has_post_room(&net, (link, side))?;
+        let bytes = read.bytes as usize;
+        let max = net.config.capabilities.write_bytes_max;
+        assert!(read.bytes > 0 && read.bytes <= max, "a read of {bytes} bytes, not 1 to {max}");
+        net.say(self.lane, connection, || format!("posts {read:?}"));
+        let into = net.lanes[self.lane].regions.local(read.into, bytes);
+        let into_hold = Some(into.hold(self.lane, read.into.offset, bytes, Use::Write));
+        let epoch = net.lanes[self.lane].regions.get(read.into.region).map_or(0, |entry| entry.epoch);
+        let target = net.links[link].sides[1 - side].lane;
+        let resolved = if net.links[link].cause.is_none() { net.readable(target, read).ok() } else { None };
+        let source_hold = resolved.map(|memory| {
+            let hold = memory.hold(INBOUND + target, read.from.offset, bytes, Use::Read);
+            (memory, hold)
+        });
+        let into = (into, epoch);
+        let op = ReadOp { read: *read, into, into_hold, source_hold, pieces: Vec::new(), refused: None };
+        net.links[link].sides[side].posts_open += 1;
+        net.links[link].push(side, Op::Read(op));
+        Ok(())
+    }
+
+    fn confirm(
+        &mut self,
+        connection: ConnectionIndex,
+        _at: RemotePlace,
+        post: PostId,
+    ) -> Result<(), PostError> {
+        let mut net = self.net.borrow_mut();
+        assert!(net.config.capabilities.acknowledged, "a confirm where writes are not acknowledged");
+        let at = Self::side(&net, self.lane, connection)?;
+        Self::has_post_room(&net, at)?;
+        net.links[at.0].sides[at.1].posts_open += 1;
+        net.links[at.0].push(at.1, Op::Confirm { post });
+        Ok(())
+    }
+
+    fn open_window(&mut self, connection: ConnectionIndex, slot: u16, to: Place, bytes: u64) {
+        let mut net = self.net.borrow_mut();
+        assert!(net.config.capabilities.windows, "a window where none is possible");
+        if let Some((link, side)) = net.lanes[self.lane].connections.get(&connection).copied() {
+            net.links[link].sides[side].windows.insert(slot, (to, bytes));
+        }
+    }
+
+    fn close_window(&mut self, connection: ConnectionIndex, slot: u16) {
+        let mut net = self.net.borrow_mut();
+        if let Some((link, side)) = net.lanes[self.lane].connections.get(&connection).copied() {
+            net.links[link].sides[side].windows.remove(&slot);
+        }
     }
 
     fn close(&mut self, connection: ConnectionIndex) {

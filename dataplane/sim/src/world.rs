@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 
+use railhead_abi::frame::ACCESS_WRITE;
 use railhead_abi::settings::Settings;
 use railhead_core::port::{ConnectionIndex, Nanos, RegionIndex};
 use railhead_core::storage::Bounds;
@@ -210,7 +211,7 @@ impl<'s> World<'s> {
         let regions = self.network.regions(id);
         let arena =
             SimMemory::new(&format!("arena {at}"), usize::try_from(pool.bytes()).expect("a small pool"));
-        regions.install(RegionIndex::ARENA, self.pool_epoch(at), &arena, true);
+        regions.install(RegionIndex::ARENA, self.pool_epoch(at), &arena, ACCESS_WRITE);
         self.arenas.push(arena);
         let fabric = Faulty::new(
             self.network.fabric(id),

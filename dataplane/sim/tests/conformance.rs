@@ -73,10 +73,10 @@ impl<F: Fabric> FabricHarness for Harness<F> {
         self.index(end, pair)
     }
 
-    fn install(&mut self, end: End, region: RegionIndex, epoch: u32, bytes: usize, writable: bool) {
+    fn install(&mut self, end: End, region: RegionIndex, epoch: u32, bytes: usize, access: u32) {
         let name = format!("{end:?} {}", region.0);
         let memory = if self.lazy { SimMemory::lazy(&name, bytes) } else { SimMemory::new(&name, bytes) };
-        self.network.regions(self.lanes[end as usize]).install(region, epoch, &memory, writable);
+        self.network.regions(self.lanes[end as usize]).install(region, epoch, &memory, access);
         self.memories[end as usize].push((region, memory));
     }
 
@@ -106,8 +106,14 @@ impl<F: Fabric> FabricHarness for Harness<F> {
 }
 
 fn config(flush_needed: bool) -> NetworkConfig {
-    let capabilities =
-        Capabilities { write_bytes_max: 192 << 10, posts_max: 24, records_max: 16, flush_needed };
+    let capabilities = Capabilities {
+        write_bytes_max: 192 << 10,
+        posts_max: 24,
+        records_max: 16,
+        flush_needed,
+        windows: true,
+        ..Capabilities::default()
+    };
     NetworkConfig {
         capabilities,
         down_latency: Latency { min: 500, max: 200_000 },
@@ -177,7 +183,7 @@ impl<C: CopyEngine> CopierHarness for Copies<C> {
     }
 
     fn install(&mut self, region: RegionIndex, bytes: usize) {
-        self.regions.install(region, 1, &SimMemory::new("region", bytes), true);
+        self.regions.install(region, 1, &SimMemory::new("region", bytes), 0);
     }
 
     fn write_bytes(&mut self, region: RegionIndex, offset: usize, bytes: &[u8]) {

@@ -6,7 +6,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use railhead_abi::Code;
 use railhead_abi::record::RawRecord;
 use railhead_core::port::{
-    Capabilities, ConnectionIndex, Fabric, FabricEvent, Nanos, PostError, PostId, RegionIndex, Write,
+    Capabilities, ConnectionIndex, Fabric, FabricEvent, Nanos, Place, PostError, PostId, Read, RegionIndex,
+    RemotePlace, Write,
 };
 use railhead_shm::OwnedSpan;
 
@@ -383,12 +384,15 @@ impl AsFd for TcpFabric {
 }
 
 impl Fabric for TcpFabric {
-    fn capabilities(&self) -> Capabilities {
+    fn capabilities(&self, _connection: ConnectionIndex) -> Capabilities {
         Capabilities {
             write_bytes_max: self.config.write_bytes_max,
             posts_max: self.config.posts_max,
             records_max: self.config.records_max,
             flush_needed: false,
+            reads: false,
+            acknowledged: false,
+            windows: true,
         }
     }
 
@@ -411,12 +415,37 @@ impl Fabric for TcpFabric {
         Ok(())
     }
 
+    /// Not possible here: a socket's other end moves nothing by itself.
+    fn read(&mut self, _: ConnectionIndex, _: &Read) -> Result<(), PostError> {
+        debug_assert!(false, "there are no reads on sockets");
+        Err(PostError::Down)
+    }
+
     /// Not needed here; done when its turn comes.
     fn flush(&mut self, connection: ConnectionIndex, post: PostId) -> Result<(), PostError> {
         let (at, slot) = self.open(connection)?;
         slot.outbound.post_flush(post)?;
         self.busy.set(at, self.connections[at].wants_visit());
         Ok(())
+    }
+
+    /// Not possible here: the end of a write only says that its source was read.
+    fn confirm(&mut self, _: ConnectionIndex, _: RemotePlace, _: PostId) -> Result<(), PostError> {
+        debug_assert!(false, "writes on sockets are not acknowledged");
+        Err(PostError::Down)
+    }
+
+    fn open_window(&mut self, connection: ConnectionIndex, slot: u16, to: Place, bytes: u64) {
+        if let Some(at) = self.index(connection) {
+            let to = self.shared.regions.source(to);
+            self.connections[at].inbound.windows.open(slot, to, bytes);
+        }
+    }
+
+    fn close_window(&mut self, connection: ConnectionIndex, slot: u16) {
+        if let Some(at) = self.index(connection) {
+            self.connections[at].inbound.windows.close(slot);
+        }
     }
 
     fn close(&mut self, connection: ConnectionIndex) {

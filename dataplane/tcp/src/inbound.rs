@@ -13,8 +13,10 @@ use railhead_core::port::{ConnectionIndex, FabricEvent, RegionIndex};
 use crate::frame::{
     self, Fault, HEAD_BYTES_MAX, HEAD_BYTES_MIN, HEADER_BYTES, Header, Item, Malformed, WriteItem,
 };
+use crate::regions::Writer;
 use crate::shared::Shared;
 use crate::socket::{self, Moved};
+use crate::windows::Windows;
 
 /// Bytes of the scratch block.
 const SCRATCH_BYTES: usize = 64 << 10;
@@ -81,6 +83,8 @@ pub(crate) struct Inbound {
     takes_writes: bool,
     /// An earlier piece of the write being placed failed, so the rest of it is dropped too.
     write_fault: Option<Fault>,
+    /// What the other side may write although nothing was granted to it.
+    pub(crate) windows: Windows,
     /// There may be bytes in the socket.
     pub(crate) readable: bool,
     /// The kernel said that the other side has ended: read until the end is found.
@@ -105,6 +109,7 @@ impl Inbound {
             tell: 0,
             takes_writes: true,
             write_fault: None,
+            windows: Windows::new(),
             readable: true,
             ending: false,
             single: false,
@@ -117,6 +122,7 @@ impl Inbound {
         self.start_head();
         self.takes_writes = takes_writes;
         self.write_fault = None;
+        self.windows.clear();
         (self.readable, self.ending, self.single) = (true, false, false);
     }
 
@@ -228,11 +234,12 @@ impl Inbound {
             let from = self.fresh.start;
             let until = from + count as usize;
             if item.fault.is_none() {
-                match shared.regions.target_span(item.to, self.placed, count, peer) {
-                    Some(span) if self.is_permitted(&item, peer, shared) => {
+                let piece = self.placed..self.placed + count;
+                match shared.regions.target_span(item.to, item.bytes, piece, self.writer(&item, peer)) {
+                    Some(span) => {
                         span.copy_from_slice(&self.scratch[from..until]);
                     }
-                    _ => frame::set_fault(&mut self.head, self.place, Fault::Refused),
+                    None => frame::set_fault(&mut self.head, self.place, Fault::Refused),
                 }
             }
             self.fresh.start = until;
@@ -241,10 +248,8 @@ impl Inbound {
         }
     }
 
-    /// Whether the whole of a write is permitted, not only its next bytes: a range that leaves the region is refused
-    /// before its first byte. Asked at the first byte.
-    fn is_permitted(&self, item: &WriteItem, peer: u8, shared: &Shared) -> bool {
-        self.placed > 0 || shared.regions.target_span(item.to, 0, item.bytes, peer).is_some()
+    fn writer(&self, item: &WriteItem, peer: u8) -> Writer {
+        Writer { peer, window: self.windows.get(item.slot) }
     }
 
     /// Counts payload as placed, and settles the writes that are whole by that.
@@ -393,13 +398,13 @@ impl Inbound {
         shared: &mut Shared,
     ) -> u32 {
         if item.fault.is_none() {
-            let whole = done > 0 || shared.regions.target_span(item.to, 0, item.bytes, peer).is_some();
-            let span = shared.regions.target_span(item.to, done, wanted, peer);
-            if let Some(span) = span.filter(|_| whole && !shared.regions.is_target_lost(item.to)) {
+            let writer = self.writer(item, peer);
+            let span = shared.regions.target_span(item.to, item.bytes, done..done + wanted, writer);
+            if let Some(span) = span.filter(|_| !shared.regions.is_target_lost(item.to)) {
                 shared.pieces.push_span(span);
                 return wanted;
             }
-            let fault = if whole && span.is_some() { Fault::Lost } else { Fault::Refused };
+            let fault = if span.is_some() { Fault::Lost } else { Fault::Refused };
             frame::set_fault(&mut self.head, at, fault);
         }
         let count = shared.discard.len().min(wanted as usize);

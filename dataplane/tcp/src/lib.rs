@@ -22,6 +22,7 @@ mod regions;
 mod ring;
 mod shared;
 mod socket;
+mod windows;
 
 pub use fabric::{AttachError, AttachInfo, TcpConfig, TcpFabric};
 pub use regions::RegionEntry;

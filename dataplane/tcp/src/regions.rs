@@ -1,8 +1,12 @@
 //! The table of this lane's memories: what may be sent from, and which peer may write where under which key.
 
+use core::ops::Range;
+
 use railhead_abi::frame::ACCESS_WRITE;
 use railhead_core::port::{Place, RegionIndex, RemotePlace};
 use railhead_shm::{OwnedSpan, Span};
+
+use crate::windows::Window;
 
 /// Memory to install under a key.
 #[derive(Debug)]
@@ -11,7 +15,7 @@ pub struct RegionEntry {
     pub span: OwnedSpan,
     /// Epoch of the key; the slot is its index.
     pub epoch: u32,
-    /// [`ACCESS_WRITE`] if peers may write; sources need nothing.
+    /// [`ACCESS_WRITE`] if peers may write; sources, and what is only written through windows, need nothing.
     pub access: u32,
     /// Bit n: peer n may write.
     pub peers: u64,
@@ -39,6 +43,14 @@ impl Source {
         let place = Place { offset: self.place.offset.saturating_add(bytes), ..self.place };
         Self { place, ..self }
     }
+}
+
+/// Who writes to a target.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Writer {
+    pub(crate) peer: u8,
+    /// The window of the write's slot.
+    pub(crate) window: Option<Window>,
 }
 
 /// Memories by slot. Fixed size; looking up is an index and a few compares.
@@ -96,17 +108,29 @@ impl Regions {
         self.source_span(source, bytes).is_none() || self.source_slot(source).is_none_or(poisoned)
     }
 
-    /// The bytes that `peer` may write at `to`, or `None` if the key, the range or the right does not hold.
-    pub(crate) fn target_span(&self, to: RemotePlace, skip: u32, bytes: u32, peer: u8) -> Option<Span> {
-        let entry = self.slots.get(to.key.index as usize)?.entry.as_ref()?;
-        let permitted =
-            entry.epoch == to.key.epoch && entry.access & ACCESS_WRITE != 0 && entry.peers >> peer & 1 == 1;
-        if !permitted {
+    /// The bytes of a write of `bytes` to `to` that are `piece`, or `None` if the key, the range or the right of the whole
+    /// write does not hold.
+    pub(crate) fn target_span(
+        &self,
+        to: RemotePlace,
+        bytes: u32,
+        piece: Range<u32>,
+        writer: Writer,
+    ) -> Option<Span> {
+        let slot = self.slots.get(to.key.index as usize)?;
+        let entry = slot.entry.as_ref().filter(|entry| entry.epoch == to.key.epoch)?;
+        let granted = entry.access & ACCESS_WRITE != 0 && entry.peers >> writer.peer & 1 == 1;
+        let in_window = || {
+            let holds = |window: Window| window.at.stamp == slot.stamp && window.holds(to, u64::from(bytes));
+            writer.window.is_some_and(holds)
+        };
+        if !granted && !in_window() {
             return None;
         }
         // SAFETY: as in `source_span`.
         let span = unsafe { entry.span.span() };
-        span.sub(to.offset.checked_add(u64::from(skip))?, u64::from(bytes)).ok()
+        let whole = span.sub(to.offset, u64::from(bytes)).ok()?;
+        whole.sub(u64::from(piece.start), u64::from(piece.end - piece.start)).ok()
     }
 
     /// Whether the memory of a target has lost its content. Asked after the last byte was placed.

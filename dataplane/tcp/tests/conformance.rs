@@ -4,7 +4,6 @@ use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-use railhead_abi::frame::{ACCESS_READ, ACCESS_WRITE};
 use railhead_core::port::{ConnectionIndex, Nanos, RegionIndex};
 use railhead_shm::{Mapping, OwnedSpan};
 use railhead_sim::conformance::{End, FabricHarness, PAIRS};
@@ -78,11 +77,10 @@ impl FabricHarness for Harness {
         ConnectionIndex(FIRST[end as usize] + 2 * u16::try_from(pair).expect("few"))
     }
 
-    fn install(&mut self, end: End, region: RegionIndex, epoch: u32, bytes: usize, writable: bool) {
+    fn install(&mut self, end: End, region: RegionIndex, epoch: u32, bytes: usize, access: u32) {
         // One page more than asked for, cut off again: so that bytes past the end are there to be spoiled.
         let memory = Mapping::anonymous(bytes + 4096).expect("memory").span();
         let span = memory.part(0, bytes as u64).expect("inside");
-        let access = if writable { ACCESS_READ | ACCESS_WRITE } else { ACCESS_READ };
         let entry = RegionEntry { span: span.clone(), epoch, access, peers: 1 << PEER[end as usize] };
         self.fabrics[end as usize].install(region, entry);
         self.spans[end as usize][region.0 as usize] = Some(span);

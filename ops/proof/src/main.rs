@@ -19,8 +19,8 @@ use railhead_abi::submission::{Completion, Submission};
 use railhead_core::list::Link;
 use railhead_core::pool::PoolShape;
 use railhead_core::port::{
-    Capabilities, ConnectionIndex, Copy, CopyDone, CopyEngine, CopyFull, Fabric, FabricEvent, Nanos,
-    PostError, PostId, Write,
+    Capabilities, ConnectionIndex, Copy, CopyDone, CopyEngine, CopyFull, Fabric, FabricEvent, Nanos, Place,
+    PostError, PostId, Read, RemotePlace, Write,
 };
 use railhead_core::storage::{Observe, Storage};
 use railhead_core::tables::{
@@ -44,8 +44,8 @@ fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
 struct Nothing;
 
 impl Fabric for Nothing {
-    fn capabilities(&self) -> Capabilities {
-        Capabilities { write_bytes_max: 1, posts_max: 0, records_max: 0, flush_needed: false }
+    fn capabilities(&self, _: ConnectionIndex) -> Capabilities {
+        Capabilities { write_bytes_max: 1, ..Capabilities::default() }
     }
     fn send(&mut self, _: ConnectionIndex, _: &RawRecord) -> Result<(), PostError> {
         Err(PostError::Full)
@@ -53,9 +53,17 @@ impl Fabric for Nothing {
     fn write(&mut self, _: ConnectionIndex, _: &Write) -> Result<(), PostError> {
         Err(PostError::Full)
     }
+    fn read(&mut self, _: ConnectionIndex, _: &Read) -> Result<(), PostError> {
+        Err(PostError::Full)
+    }
     fn flush(&mut self, _: ConnectionIndex, _: PostId) -> Result<(), PostError> {
         Err(PostError::Full)
     }
+    fn confirm(&mut self, _: ConnectionIndex, _: RemotePlace, _: PostId) -> Result<(), PostError> {
+        Err(PostError::Full)
+    }
+    fn open_window(&mut self, _: ConnectionIndex, _: u16, _: Place, _: u64) {}
+    fn close_window(&mut self, _: ConnectionIndex, _: u16) {}
     fn close(&mut self, _: ConnectionIndex) {}
     fn kick(&mut self, _: Nanos) {}
     fn poll(&mut self, _: Nanos, _: &mut [FabricEvent]) -> usize {

@@ -27,6 +27,7 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
         *entry = Connection {
             phase: ConnectionPhase::Up,
             info: ConnectionInfo { slots, ..info },
+            capabilities: self.fabric.capabilities(connection),
             record_credits: RECORD_WINDOW,
             slots_free,
             transfers: entry.transfers,

@@ -264,7 +264,8 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
         let Some(fin) = inbound.fin else { return Answer::Sent };
         // Of what failed nothing may become visible later, either; after CANCEL the region is not known.
         let failed = inbound.is_cancelled || inbound.status != Code::Ok;
-        if failed && self.flush_needed && !inbound.is_flushed {
+        let flush_needed = self.connections[usize::from(connection.0)].capabilities.flush_needed;
+        if failed && flush_needed && !inbound.is_flushed {
             return self.flush_inbound(index);
         }
         if inbound.is_cancelled {
@@ -285,7 +286,7 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
                 return Answer::Waits;
             };
             let is_direct = fin.receive_leg == LEG_DIRECT && fin.bytes > 0;
-            if self.flush_needed && info.flush && is_direct && !inbound.is_flushed {
+            if flush_needed && info.flush && is_direct && !inbound.is_flushed {
                 return self.flush_inbound(index);
             }
             match self.deliver(region, &info, &fin) {

@@ -129,8 +129,6 @@ pub struct Engine<'s, F, C, M> {
     copies_done: [CopyDone; EVENTS_PER_TURN],
     config: EngineConfig,
     active: Active,
-    flush_needed: bool,
-    write_bytes_max: u64,
     observe: Observe<M>,
     pool: Pool<'s>,
 
@@ -204,12 +202,9 @@ impl<'s, F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'s, F, C, M
         copier: C,
     ) -> Self {
         prepare(&config, &mut storage);
-        let capabilities = fabric.capabilities();
         let (transfers_free, chunks_free) =
             (all_listed(storage.transfer_links), all_listed(storage.chunk_links));
         Self {
-            flush_needed: capabilities.flush_needed,
-            write_bytes_max: u64::from(capabilities.write_bytes_max),
             active: Active::of(&config.settings, config.generation, &config.pool),
             pool: Pool::new(config.pool, storage.pool_links),
             fabric,

@@ -114,8 +114,9 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
     /// Settles the size of a transfer's chunks: the same for all of them, whatever the settings become.
     fn fix_chunk_bytes(&mut self, index: u32) {
         let transfer = &mut self.transfers[index as usize];
-        let info = &self.connections[usize::from(transfer.connection.0)].info;
-        let mut bytes = self.active.chunk_bytes.min(self.write_bytes_max);
+        let connection = &self.connections[usize::from(transfer.connection.0)];
+        let info = &connection.info;
+        let mut bytes = self.active.chunk_bytes.min(u64::from(connection.capabilities.write_bytes_max));
         if transfer.send.staged {
             bytes = bytes
                 .min(self.config.pool.block_bytes(Self::send_quota(self.config.pool.small_bytes, transfer)));

@@ -1,7 +1,7 @@
 //! Ends of connections.
 
 use crate::list::List;
-use crate::port::Nanos;
+use crate::port::{Capabilities, Nanos};
 use railhead_abi::Code;
 use railhead_abi::record::SLOTS_MAX;
 
@@ -60,6 +60,8 @@ pub struct Connection {
     pub phase: ConnectionPhase,
     /// What the other side said.
     pub info: ConnectionInfo,
+    /// What its fabric can do on it.
+    pub capabilities: Capabilities,
     /// Records that may be sent.
     pub record_credits: u16,
     /// Records received and not yet given back.
@@ -106,6 +108,15 @@ impl Connection {
             small_bytes: 0,
             large_bytes: 0,
             pool_epoch: 0,
+        },
+        capabilities: Capabilities {
+            write_bytes_max: 0,
+            posts_max: 0,
+            records_max: 0,
+            flush_needed: false,
+            reads: false,
+            acknowledged: false,
+            windows: false,
         },
         record_credits: 0,
         record_returns: 0,

@@ -4,6 +4,7 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 
 use railhead_abi::Code;
+use railhead_abi::frame::{ACCESS_READ, ACCESS_WRITE};
 use railhead_abi::record::RawRecord;
 use railhead_core::port::{
     Capabilities, Fabric, FabricEvent, Key, Nanos, Place, PostError, PostId, RegionIndex, RemotePlace, Write,
@@ -70,11 +71,12 @@ impl<H: FabricHarness> Driver<H> {
         let mut model = vec![0; bytes];
         rng.fill(&mut source);
         rng.fill(&mut model);
-        harness.install(End::Initiator, SOURCE, 1, bytes, false);
-        harness.install(End::Target, DESTINATION, EPOCH, bytes, true);
+        harness.install(End::Initiator, SOURCE, 1, bytes, 0);
+        harness.install(End::Target, DESTINATION, EPOCH, bytes, ACCESS_READ | ACCESS_WRITE);
         harness.write_bytes(End::Initiator, SOURCE, 0, &source);
         harness.write_bytes(End::Target, DESTINATION, 0, &model);
-        let capabilities = harness.fabric(End::Initiator).capabilities();
+        let first = harness.connection(End::Initiator, 0);
+        let capabilities = harness.fabric(End::Initiator).capabilities(first);
         Self {
             harness,
             capabilities,

@@ -1,6 +1,7 @@
 //! The statements of [`railhead_core::port::Fabric`], one test each. See [`crate::fabric_conformance!`].
 
 use railhead_abi::Code;
+use railhead_abi::frame::{ACCESS_READ, ACCESS_WRITE};
 use railhead_core::port::{ConnectionIndex, Fabric, FabricEvent, Key, PostError, RemotePlace};
 
 use super::driver::{DESTINATION, Driver, EPOCH};
@@ -18,7 +19,8 @@ pub fn capabilities_are_true<H: FabricHarness>(make: Make<'_, H>) {
     let mut driver = Driver::new(make(), 64 << 10);
     let capabilities = driver.capabilities;
     assert!(capabilities.write_bytes_max > 0 && capabilities.posts_max > 0 && capabilities.records_max > 0);
-    assert_eq!(capabilities, driver.harness.fabric(End::Target).capabilities());
+    let other = driver.harness.connection(End::Target, 0);
+    assert_eq!(capabilities, driver.harness.fabric(End::Target).capabilities(other));
     for at in 0..usize::from(capabilities.posts_max) {
         let taken = driver.write(0, at % 1024, at % 60_000, 1);
         assert!(taken.is_ok(), "write {at} of {} was not taken: {taken:?}", capabilities.posts_max);
@@ -45,7 +47,7 @@ pub fn capabilities_are_true<H: FabricHarness>(make: Make<'_, H>) {
 
 /// Every size and alignment arrives byte for byte, and nothing around it changes.
 pub fn edges_arrive_whole<H: FabricHarness>(make: Make<'_, H>) {
-    let max = make().fabric(End::Initiator).capabilities().write_bytes_max as usize;
+    let max = Driver::new(make(), 64).write_bytes_max();
     let near = |at: usize| [at - 1, at, at + 1];
     let mut sizes = vec![1, 2, 3, 7, 8, 9, 63, 64, 65, 127, 128, 129];
     for at in [4 << 10, 16 << 10, 128 << 10, 256 << 10, 1 << 20] {
@@ -136,7 +138,7 @@ const READ_ONLY: railhead_core::port::RegionIndex = railhead_core::port::RegionI
 /// A bad key, epoch, range or right is refused with the initiator's slot; others' writes and records go on.
 pub fn refused_writes_harm_nobody<H: FabricHarness>(make: Make<'_, H>) {
     let mut driver = Driver::new(make(), 64 << 10);
-    driver.harness.install(End::Target, READ_ONLY, EPOCH, 4096, false);
+    driver.harness.install(End::Target, READ_ONLY, EPOCH, 4096, ACCESS_READ);
     let mut slots = Vec::new();
     for (at, place) in bad_places(64 << 10).into_iter().enumerate() {
         let slot = u16::try_from(at).expect("few") + 100;
@@ -186,7 +188,7 @@ pub fn removed_memory_is_left_alone<H: FabricHarness>(make: Make<'_, H>) {
     for steps in 0..40 {
         let mut driver = Driver::new(make(), bytes);
         let size = (16 << 10).min(driver.write_bytes_max());
-        driver.harness.install(End::Target, SHORT_LIVED, 9, bytes, true);
+        driver.harness.install(End::Target, SHORT_LIVED, 9, bytes, ACCESS_WRITE);
         driver.expect_success = false;
         for at in 0..4 {
             let to = RemotePlace { key: Key { index: SHORT_LIVED.0, epoch: 9 }, offset: (at * size) as u64 };

@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, VecDeque};
 
 use railhead_abi::Code;
 use railhead_abi::record::RawRecord;
-use railhead_core::port::{ConnectionIndex, Nanos, PostId, Write};
+use railhead_core::port::{ConnectionIndex, Nanos, Place, PostId, Read, Write};
 
 use crate::memory::{Hold, SimMemory};
 
-/// A part of a write with its own moments.
+/// A part of a write or read with its own moments.
 #[derive(Debug)]
 pub(super) struct Piece {
     pub(super) offset: u64,
@@ -33,10 +33,23 @@ pub(super) struct WriteOp {
 }
 
 #[derive(Debug)]
+pub(super) struct ReadOp {
+    pub(super) read: Read,
+    /// The memory that is read into, with the epoch of its slot.
+    pub(super) into: (SimMemory, u32),
+    pub(super) into_hold: Option<Hold>,
+    pub(super) source_hold: Option<(SimMemory, Hold)>,
+    pub(super) pieces: Vec<Piece>,
+    pub(super) refused: Option<Code>,
+}
+
+#[derive(Debug)]
 pub(super) enum Op {
     Record(RawRecord),
     Write(WriteOp),
+    Read(ReadOp),
     Flush { post: PostId, arrivals: u64 },
+    Confirm { post: PostId },
 }
 
 /// A post under way.
@@ -47,6 +60,8 @@ pub(super) struct Posted {
     pub(super) done: bool,
     /// It arrived in full, or never will.
     pub(super) delivered: bool,
+    /// It did not get through, and its end must not say that it did: it ends with the connection.
+    pub(super) broken: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,6 +91,8 @@ pub(super) struct Side {
     pub(super) records_open: usize,
     /// Records in this side's inbox.
     pub(super) unpolled_records: usize,
+    /// By slot: bytes that the other side may write.
+    pub(super) windows: BTreeMap<u16, (Place, u64)>,
 }
 
 /// One connection.
@@ -100,6 +117,7 @@ impl Link {
             posts_open: 0,
             records_open: 0,
             unpolled_records: 0,
+            windows: BTreeMap::new(),
         });
         Self { sides, cause: None, next_op: 0 }
     }
@@ -110,13 +128,11 @@ impl Link {
         self.next_op += 1;
         let dead = self.cause.is_some();
         let done = matches!(op, Op::Record(_));
-        if let Op::Write(write) = &mut op
-            && dead
-        {
-            write.stop();
+        if dead {
+            op.stop();
         }
         let side = &mut self.sides[side];
-        side.posted.insert(id, Posted { op, done, delivered: dead });
+        side.posted.insert(id, Posted { op, done, delivered: dead, broken: dead });
         if !dead {
             side.unkicked.push(id);
         }
@@ -132,10 +148,62 @@ impl Side {
         }
     }
 
+    pub(super) fn read(&mut self, op: u64) -> Option<&mut ReadOp> {
+        match self.posted.get_mut(&op).map(|posted| &mut posted.op) {
+            Some(Op::Read(read)) => Some(read),
+            _ => None,
+        }
+    }
+
     /// Forgets a post that has nothing more to come.
     pub(super) fn sweep(&mut self, op: u64) {
         if self.posted.get(&op).is_some_and(|posted| posted.done && posted.delivered) {
             self.posted.remove(&op);
+        }
+    }
+}
+
+impl Op {
+    /// No more of it is read or placed. False if some of it was still to come.
+    pub(super) fn stop(&mut self) -> bool {
+        let pieces = match self {
+            Op::Write(write) => {
+                write.release_target();
+                &mut write.pieces
+            }
+            Op::Read(read) => {
+                read.release_source();
+                &mut read.pieces
+            }
+            Op::Record(_) | Op::Flush { .. } => return true,
+            Op::Confirm { .. } => return false,
+        };
+        let whole = pieces.iter().all(|piece| piece.settled);
+        pieces.iter_mut().for_each(|piece| piece.settled = true);
+        whole && !pieces.is_empty()
+    }
+
+    /// The name of a post that has an end.
+    pub(super) const fn post(&self) -> Option<PostId> {
+        match self {
+            Op::Record(_) => None,
+            Op::Write(write) => Some(write.write.post),
+            Op::Read(read) => Some(read.read.post),
+            Op::Flush { post, .. } | Op::Confirm { post } => Some(*post),
+        }
+    }
+}
+
+impl ReadOp {
+    pub(super) fn release_into(&mut self) {
+        if let Some(hold) = self.into_hold.take() {
+            self.into.0.release(hold);
+        }
+    }
+
+    pub(super) fn release_source(&mut self) {
+        if let Some((memory, hold)) = self.source_hold.take() {
+            memory.release(hold);
         }
     }
 }

@@ -1,7 +1,8 @@
 //! What happens when: scheduling of posts, their moments, cuts.
 
-use super::{Action, Code, FabricEvent, Nanos, Net, Op, Piece, SimMemory, State, Unseen, Write};
-use railhead_core::port::{ConnectionIndex, RegionIndex};
+use super::{Action, Code, FabricEvent, Nanos, Net, Op, Piece, Read, SimMemory, State, Unseen, Write};
+use railhead_abi::frame::{ACCESS_READ, ACCESS_WRITE};
+use railhead_core::port::{ConnectionIndex, RegionIndex, RemotePlace};
 
 impl Net {
     /// Says what a lane does, if anybody listens.
@@ -47,21 +48,34 @@ impl Net {
             let deliver_at =
                 (now + config.latency.draw(&mut self.rng)).max(self.links[link].sides[side].deliver_last);
             let mut done_at = now + config.latency.draw(&mut self.rng);
+            let first = match self.links[link].sides[side].posted.get(&op).map(|posted| &posted.op) {
+                Some(Op::Write(write)) => Some((write.write.bytes, config.capabilities.acknowledged)),
+                Some(Op::Read(read)) => Some((read.read.bytes, true)),
+                Some(Op::Confirm { .. }) => Some((0, true)),
+                Some(Op::Record(_)) => Some((0, false)),
+                _ => None,
+            };
+            if let Some((_, true)) = first {
+                // Its end says that it got there, or came back from there.
+                done_at += deliver_at - now;
+            }
             if !config.reorder_done {
                 done_at = done_at.max(self.links[link].sides[side].done_last);
             }
             self.links[link].sides[side].done_last = done_at;
-            let delivers = match self.links[link].sides[side].posted.get(&op).map(|posted| &posted.op) {
-                Some(Op::Write(write)) => {
-                    let bytes = write.write.bytes as usize;
-                    self.schedule_pieces(link, side, op, bytes, deliver_at.min(done_at), deliver_at);
-                    true
+            match self.links[link].sides[side].posted.get(&op).map(|posted| &posted.op) {
+                Some(Op::Write(_)) => {
+                    let span = (now, deliver_at.min(done_at), deliver_at);
+                    self.schedule_pieces(link, side, op, bytes_of(first), span);
                 }
-                Some(Op::Record(_)) => true,
-                _ => false,
-            };
+                // Behind the writes before it, which are placed by then.
+                Some(Op::Read(_)) => {
+                    self.schedule_pieces(link, side, op, bytes_of(first), (deliver_at, done_at, done_at));
+                }
+                _ => {}
+            }
             self.at(done_at, Action::Done { link, side, op });
-            if delivers {
+            if first.is_some() {
                 let end = &mut self.links[link].sides[side];
                 end.deliver_last = deliver_at;
                 end.undelivered.push_back((op, deliver_at));
@@ -72,24 +86,28 @@ impl Net {
         }
     }
 
+    /// Cuts a post into pieces; `span` is from when they are read, by when they are read, by when they are placed.
     fn schedule_pieces(
         &mut self,
         link: usize,
         side: usize,
         op: u64,
         bytes: usize,
-        read_by: Nanos,
-        place_by: Nanos,
+        span: (Nanos, Nanos, Nanos),
     ) {
         let count = self.rng.index(self.config.pieces_max) + 1;
         let mut offset = 0;
         while offset < bytes {
             let size = (bytes - offset).min(bytes / count + 1);
-            let read_at = self.rng.between(self.now, read_by);
-            let place_at = self.rng.between(read_at, place_by);
-            let Some(write) = self.links[link].sides[side].write(op) else { return };
-            let piece = write.pieces.len();
-            write.pieces.push(Piece {
+            let read_at = self.rng.between(span.0, span.1);
+            let place_at = self.rng.between(read_at, span.2);
+            let pieces = match self.links[link].sides[side].posted.get_mut(&op).map(|posted| &mut posted.op) {
+                Some(Op::Write(write)) => &mut write.pieces,
+                Some(Op::Read(read)) => &mut read.pieces,
+                _ => return,
+            };
+            let piece = pieces.len();
+            pieces.push(Piece {
                 offset: offset as u64,
                 bytes: size,
                 read_at,
@@ -104,6 +122,10 @@ impl Net {
     }
 
     fn read(&mut self, link: usize, side: usize, op: u64, piece: usize) {
+        if self.links[link].sides[side].read(op).is_some() {
+            self.fetch(link, side, op, piece);
+            return;
+        }
         let Some(write) = self.links[link].sides[side].write(op) else { return };
         if write.pieces[piece].settled {
             return;
@@ -120,24 +142,75 @@ impl Net {
         write.pieces[piece].data = Some(data);
     }
 
-    /// The memory that a write goes to, as the target's table says now.
-    pub(super) fn resolve(&self, target: usize, write: &Write) -> Result<SimMemory, Code> {
-        let place = write.to;
+    /// A piece of a read's source is read at the other side.
+    fn fetch(&mut self, link: usize, side: usize, op: u64, piece: usize) {
+        let target = self.links[link].sides[1 - side].lane;
+        let Some(read) = self.links[link].sides[side].read(op) else { return };
+        if read.pieces[piece].settled || read.refused.is_some() {
+            return;
+        }
+        let (posted, offset, bytes) = (read.read, read.pieces[piece].offset, read.pieces[piece].bytes);
+        let found = self.readable(target, &posted).map(|memory| {
+            let mut data = vec![0; bytes];
+            memory.device_read(posted.from.offset + offset, &mut data, "a read of a peer");
+            data
+        });
+        let Some(read) = self.links[link].sides[side].read(op) else { return };
+        match found {
+            Ok(data) => read.pieces[piece].data = Some(data),
+            Err(code) => read.refused = Some(code),
+        }
+    }
+
+    /// The memory of a place at `target`, as its table says now, and whether the access is granted.
+    fn at_place(
+        &self,
+        target: usize,
+        place: RemotePlace,
+        bytes: u32,
+        access: u32,
+    ) -> Result<(SimMemory, bool), Code> {
         let entry =
             self.lanes[target].regions.get(RegionIndex(place.key.index)).ok_or(Code::RemoteRefused)?;
-        let end = place.offset.checked_add(u64::from(write.bytes));
+        let end = place.offset.checked_add(u64::from(bytes));
         let fits = end.is_some_and(|end| end <= entry.memory.len() as u64);
-        if entry.epoch != place.key.epoch || !entry.writable || !fits {
+        if entry.epoch != place.key.epoch || !fits {
             return Err(Code::RemoteRefused);
         }
-        if entry.memory.is_lost() {
+        Ok((entry.memory, entry.access & access != 0))
+    }
+
+    /// The memory that a read comes from.
+    pub(super) fn readable(&self, target: usize, read: &Read) -> Result<SimMemory, Code> {
+        match self.at_place(target, read.from, read.bytes, ACCESS_READ)? {
+            (_, false) => Err(Code::RemoteRefused),
+            (memory, true) if memory.is_lost() => Err(Code::RemoteRegionLost),
+            (memory, true) => Ok(memory),
+        }
+    }
+
+    /// The memory that a write goes to which comes in at this end.
+    pub(super) fn resolve(&self, (link, side): (usize, usize), write: &Write) -> Result<SimMemory, Code> {
+        let end = &self.links[link].sides[side];
+        let (memory, granted) = self.at_place(end.lane, write.to, write.bytes, ACCESS_WRITE)?;
+        let in_window = end.windows.get(&write.slot).is_some_and(|(to, bytes)| {
+            let last = write.to.offset + u64::from(write.bytes);
+            to.region.0 == write.to.key.index && to.offset <= write.to.offset && last <= to.offset + bytes
+        });
+        if !granted && !in_window {
+            return Err(Code::RemoteRefused);
+        }
+        if memory.is_lost() {
             return Err(Code::RemoteRegionLost);
         }
-        Ok(entry.memory)
+        Ok(memory)
     }
 
     fn place(&mut self, link: usize, side: usize, op: u64, piece: usize) {
-        let target = self.links[link].sides[1 - side].lane;
+        if self.links[link].sides[side].read(op).is_some() {
+            self.place_read(link, side, op, piece);
+            return;
+        }
         let Some(write) = self.links[link].sides[side].write(op) else { return };
         if write.pieces[piece].settled || write.refused.is_some() {
             return;
@@ -148,34 +221,62 @@ impl Net {
         let data = write.pieces[piece].data.take();
         write.pieces[piece].settled = true;
         let Some(data) = data else { return };
-        match self.resolve(target, &posted) {
+        match self.resolve((link, 1 - side), &posted) {
             Err(code) => {
                 if let Some(write) = self.links[link].sides[side].write(op) {
                     write.refused = Some(code);
                 }
             }
-            Ok(memory)
-                if self.config.capabilities.flush_needed && memory.is_lazy() && self.rng.chance(700_000) =>
-            {
-                self.arrivals += 1;
-                let (region, epoch, arrival) =
-                    (RegionIndex(posted.to.key.index), posted.to.key.epoch, self.arrivals);
-                self.lanes[target].unseen.push(Unseen {
-                    link,
-                    side: 1 - side,
-                    arrival,
-                    region,
-                    epoch,
-                    memory,
-                    offset,
-                    bytes: data,
-                });
+            Ok(memory) => {
+                let region = (RegionIndex(posted.to.key.index), posted.to.key.epoch);
+                self.land((link, 1 - side), region, &memory, offset, data, "an inbound write");
             }
-            Ok(memory) => memory.device_write(offset, &data, "an inbound write"),
         }
     }
 
-    /// Makes inbound writes of the link visible that arrived up to `arrivals`; of a dead link perhaps not.
+    fn place_read(&mut self, link: usize, side: usize, op: u64, piece: usize) {
+        let Some(read) = self.links[link].sides[side].read(op) else { return };
+        if read.pieces[piece].settled || read.refused.is_some() {
+            return;
+        }
+        read.pieces[piece].settled = true;
+        let offset = read.read.into.offset + read.pieces[piece].offset;
+        let (memory, epoch) = read.into.clone();
+        let region = (read.read.into.region, epoch);
+        let Some(data) = read.pieces[piece].data.take() else { return };
+        self.land((link, side), region, &memory, offset, data, "a read");
+    }
+
+    /// Bytes come in at an end, to be seen now or later.
+    fn land(
+        &mut self,
+        (link, side): (usize, usize),
+        (region, epoch): (RegionIndex, u32),
+        memory: &SimMemory,
+        offset: u64,
+        bytes: Vec<u8>,
+        by: &str,
+    ) {
+        if self.config.capabilities.flush_needed && memory.is_lazy() && self.rng.chance(700_000) {
+            self.arrivals += 1;
+            let (arrival, memory) = (self.arrivals, memory.clone());
+            let lane = self.links[link].sides[side].lane;
+            self.lanes[lane].unseen.push(Unseen {
+                link,
+                side,
+                arrival,
+                region,
+                epoch,
+                memory,
+                offset,
+                bytes,
+            });
+        } else {
+            memory.device_write(offset, &bytes, by);
+        }
+    }
+
+    /// Makes visible what came in at an end up to `arrivals`; of a dead link perhaps not.
     fn see(&mut self, (link, side): (usize, usize), arrivals: u64, may_lose: bool) {
         let lane = self.links[link].sides[side].lane;
         let (due, rest) =
@@ -187,11 +288,7 @@ impl Net {
             let current = self.lanes[lane].regions.get(unseen.region);
             let installed = current.is_some_and(|entry| entry.epoch == unseen.epoch);
             if installed && !(may_lose && self.rng.chance(500_000)) {
-                unseen.memory.device_write(
-                    unseen.offset,
-                    &unseen.bytes,
-                    "an inbound write that became visible",
-                );
+                unseen.memory.device_write(unseen.offset, &unseen.bytes, "what came in and became visible");
             }
         }
     }
@@ -203,23 +300,36 @@ impl Net {
         }
         let (lane, connection) = (end.lane, end.connection);
         let Some(posted) = end.posted.get_mut(&op) else { return };
-        if posted.done {
+        let Some(post) = posted.op.post() else { return };
+        if posted.done || (posted.broken && acknowledges(&posted.op, &self.config)) {
             return;
         }
         posted.done = true;
-        let (post, status, arrivals) = match &mut posted.op {
+        let mut sees = None;
+        let status = match &mut posted.op {
             Op::Record(_) => return,
             Op::Write(write) => {
                 write.release_source();
-                (write.write.post, if write.lost { Code::RegionLost } else { Code::Ok }, None)
+                let refused = write.refused.filter(|_| self.config.capabilities.acknowledged);
+                if write.lost { Code::RegionLost } else { refused.unwrap_or(Code::Ok) }
             }
-            Op::Flush { post, arrivals } => {
+            Op::Read(read) => {
+                read.release_into();
+                read.release_source();
+                read.refused.unwrap_or(Code::Ok)
+            }
+            Op::Flush { arrivals, .. } => {
                 posted.delivered = true;
-                (*post, Code::Ok, Some(*arrivals))
+                sees = Some((side, *arrivals));
+                Code::Ok
+            }
+            Op::Confirm { .. } => {
+                sees = Some((1 - side, u64::MAX));
+                Code::Ok
             }
         };
         end.sweep(op);
-        if let Some(arrivals) = arrivals {
+        if let Some((side, arrivals)) = sees {
             self.see((link, side), arrivals, false);
         }
         self.lanes[lane].inbox.push_back((link, side, FabricEvent::Done { connection, post, status }));
@@ -228,6 +338,8 @@ impl Net {
     /// The first undelivered post arrives, unless the other side has no room for its record.
     fn deliver(&mut self, link: usize, side: usize) {
         let backlog_max = usize::from(self.config.capabilities.records_max);
+        let acknowledged = self.config.capabilities.acknowledged;
+        let mut breaks = false;
         let [a, b] = &mut self.links[link].sides;
         let (from, to) = if side == 0 { (a, b) } else { (b, a) };
         if to.state == State::Down {
@@ -249,9 +361,11 @@ impl Net {
             Op::Write(write) => {
                 write.stop();
                 let (connection, slot) = (to.connection, write.write.slot);
-                write.refused.map(|status| FabricEvent::Refused { connection, slot, status })
+                breaks = acknowledged && write.refused.is_some();
+                let refused = write.refused.filter(|_| !acknowledged);
+                refused.map(|status| FabricEvent::Refused { connection, slot, status })
             }
-            Op::Flush { .. } => None,
+            Op::Read(_) | Op::Flush { .. } | Op::Confirm { .. } => None,
         };
         posted.delivered = true;
         from.undelivered.pop_front();
@@ -262,6 +376,11 @@ impl Net {
         if let Some(event) = event {
             self.lanes[lane].inbox.push_back((link, 1 - side, event));
         }
+        if breaks {
+            // As a queue pair does: nothing behind it arrives.
+            self.break_behind(link, side);
+            return;
+        }
         if let Some((_, when)) = next {
             self.at(when.max(self.now), Action::Deliver { link, side });
         }
@@ -269,6 +388,20 @@ impl Net {
 
     /// Breaks a link: a tail of each direction is lost, and each side will hear of it.
     pub(super) fn cut(&mut self, link: usize, cause: Code) {
+        let [a, b] = &self.links[link].sides;
+        let keep = [self.rng.index(a.undelivered.len() + 1), self.rng.index(b.undelivered.len() + 1)];
+        self.cut_keeping(link, cause, keep);
+    }
+
+    /// Breaks a link so that nothing arrives any more of what `side` has posted and what has not arrived.
+    fn break_behind(&mut self, link: usize, side: usize) {
+        let other = self.links[link].sides[1 - side].undelivered.len();
+        let mut keep = [0; 2];
+        keep[1 - side] = self.rng.index(other + 1);
+        self.cut_keeping(link, Code::ConnectionReset, keep);
+    }
+
+    fn cut_keeping(&mut self, link: usize, cause: Code, keep: [usize; 2]) {
         if self.links[link].cause.is_some() {
             return;
         }
@@ -278,7 +411,7 @@ impl Net {
         }
         let mut quiet = [self.now; 2];
         for side in [0, 1] {
-            let (read_by, place_by) = self.lose_tail(link, side);
+            let (read_by, place_by) = self.lose_tail(link, side, keep[side]);
             quiet[side] = quiet[side].max(read_by);
             quiet[1 - side] = quiet[1 - side].max(place_by);
         }
@@ -295,10 +428,9 @@ impl Net {
         }
     }
 
-    /// Drops a random tail of what `side` posted; returns when the last of the rest is read and is placed.
-    fn lose_tail(&mut self, link: usize, side: usize) -> (Nanos, Nanos) {
+    /// Drops all but the first `keep` of what `side` posted and what has not arrived; returns when the last of the rest is read and is placed.
+    fn lose_tail(&mut self, link: usize, side: usize, keep: usize) -> (Nanos, Nanos) {
         let end = &mut self.links[link].sides[side];
-        let keep = self.rng.index(end.undelivered.len() + 1);
         let lost = end.undelivered.split_off(keep);
         let (mut read_by, mut place_by) = (0, 0);
         for (id, deliver_at) in &end.undelivered {
@@ -310,6 +442,10 @@ impl Net {
         for (at, (id, _)) in lost.into_iter().enumerate() {
             let Some(posted) = end.posted.get_mut(&id) else { continue };
             posted.delivered = true;
+            posted.broken = true;
+            if let Op::Read(_) = &posted.op {
+                posted.op.stop();
+            }
             if let Op::Write(write) = &mut posted.op {
                 for piece in &mut write.pieces {
                     // The first of the lost may land in part, the others are as if they never were.
@@ -329,9 +465,8 @@ impl Net {
         for id in std::mem::take(&mut end.unkicked) {
             if let Some(posted) = end.posted.get_mut(&id) {
                 posted.delivered = true;
-                if let Op::Write(write) = &mut posted.op {
-                    write.stop();
-                }
+                posted.broken = true;
+                posted.op.stop();
             }
         }
         (read_by, place_by)
@@ -340,6 +475,7 @@ impl Net {
     /// A side hears of the cut: its posts end, and nothing more is read or placed for it.
     fn down(&mut self, link: usize, side: usize) {
         let cause = self.links[link].cause.unwrap_or(Code::ConnectionReset);
+        let acknowledged = self.config.capabilities.acknowledged;
         let (lane, connection) = (self.links[link].sides[side].lane, self.links[link].sides[side].connection);
         self.see((link, side), u64::MAX, true);
         // What is still on its way to this side does not land any more.
@@ -347,9 +483,7 @@ impl Net {
         other.undelivered.clear();
         for posted in other.posted.values_mut() {
             posted.delivered = true;
-            if let Op::Write(write) = &mut posted.op {
-                write.stop();
-            }
+            posted.broken |= !posted.op.stop();
         }
         other.posted.retain(|_, posted| !posted.done);
         let end = &mut self.links[link].sides[side];
@@ -357,22 +491,42 @@ impl Net {
         let mut ended = Vec::new();
         for posted in end.posted.values_mut().filter(|posted| !posted.done) {
             posted.done = true;
-            ended.push(match &mut posted.op {
+            let Some(post) = posted.op.post() else { continue };
+            let mut status = cause;
+            match &mut posted.op {
                 Op::Write(write) => {
                     write.release_source();
                     for piece in write.pieces.iter_mut().filter(|piece| piece.data.is_none()) {
                         piece.settled = true;
                     }
-                    write.write.post
+                    // What broke the connection is told as the cause.
+                    status = write.refused.filter(|_| acknowledged).unwrap_or(cause);
                 }
-                Op::Flush { post, .. } => *post,
-                Op::Record(_) => continue,
-            });
+                Op::Read(read) => {
+                    read.release_into();
+                    posted.op.stop();
+                }
+                _ => {}
+            }
+            ended.push((post, status));
         }
         let inbox = &mut self.lanes[lane].inbox;
-        for post in ended {
-            inbox.push_back((link, side, FabricEvent::Done { connection, post, status: cause }));
+        for (post, status) in ended {
+            inbox.push_back((link, side, FabricEvent::Done { connection, post, status }));
         }
         inbox.push_back((link, side, FabricEvent::Down { connection, cause }));
     }
+}
+
+/// Whether the end of a post says that it got through.
+const fn acknowledges(op: &Op, config: &super::NetworkConfig) -> bool {
+    match op {
+        Op::Write(_) => config.capabilities.acknowledged,
+        Op::Read(_) | Op::Confirm { .. } => true,
+        Op::Record(_) | Op::Flush { .. } => false,
+    }
+}
+
+fn bytes_of(first: Option<(u32, bool)>) -> usize {
+    first.map_or(0, |(bytes, _)| bytes as usize)
 }

@@ -1,6 +1,7 @@
 //! The network's own promises that no conformance test can see: placing order, late landing, windows and holds.
 
 use railhead_abi::Code;
+use railhead_abi::frame::ACCESS_WRITE;
 use railhead_core::port::{
     Capabilities, ConnectionIndex, Fabric, FabricEvent, Key, Place, PostId, RegionIndex, RemotePlace, Write,
 };
@@ -27,8 +28,8 @@ fn two(seed: u64, flush_needed: bool) -> Two {
     let source = SimMemory::new("source", 4096);
     let destination =
         if flush_needed { SimMemory::lazy("destination", 4096) } else { SimMemory::new("destination", 4096) };
-    network.regions(lanes[0]).install(RegionIndex(1), 1, &source, false);
-    network.regions(lanes[1]).install(RegionIndex(1), 1, &destination, true);
+    network.regions(lanes[0]).install(RegionIndex(1), 1, &source, 0);
+    network.regions(lanes[1]).install(RegionIndex(1), 1, &destination, ACCESS_WRITE);
     source.write(0, &[7; 4096]);
     Two { fabrics: [network.fabric(lanes[0]), network.fabric(lanes[1])], network, source, destination }
 }

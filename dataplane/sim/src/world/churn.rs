@@ -12,13 +12,14 @@ impl World<'_> {
     /// Registers a new region of a session on all lanes of its node.
     pub(super) fn register(&mut self, info: AreaInfo) -> AreaIndex {
         let area = Area::new(info, AREA_BYTES, &mut self.rng);
+        let access = if info.is_destination { ACCESS_READ | ACCESS_WRITE } else { ACCESS_READ };
         let session = &self.sessions[info.session];
         for lane in self.lanes.iter_mut().filter(|lane| lane.node == session.node) {
-            lane.regions.install(info.region, info.generation, &area.memory, info.is_destination);
+            lane.regions.install(info.region, info.generation, &area.memory, access);
             let region = RegionInfo {
                 generation: info.generation,
                 bytes: AREA_BYTES as u64,
-                access: if info.is_destination { ACCESS_READ | ACCESS_WRITE } else { ACCESS_READ },
+                access,
                 session: session.slot,
                 flush: info.flush,
                 direct_possible: info.direct_possible,

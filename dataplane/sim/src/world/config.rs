@@ -110,6 +110,8 @@ impl WorldConfig {
             posts_max: *rng.pick(&[2, 8, 64]),
             records_max: *rng.pick(&[2, 16, 64]),
             flush_needed: rng.chance(400_000),
+            windows: true,
+            ..Capabilities::default()
         };
         let is_faulty = !seed.is_multiple_of(3);
         let faults = |rng: &mut Rng, fatal: u64, close: u64| {

@@ -61,7 +61,7 @@ impl<'s> Node<'s> {
     fn new(network: &Network, lane: LaneId, tables: &'s mut Tables, bytes: usize, rng: &mut Rng) -> Self {
         let regions = network.regions(lane);
         let arena = SimMemory::new("arena", usize::try_from(POOL.bytes()).expect("a small pool"));
-        regions.install(RegionIndex::ARENA, 1, &arena, true);
+        regions.install(RegionIndex::ARENA, 1, &arena, ACCESS_WRITE);
         let config = EngineConfig {
             lane: 0,
             unix_offset_ns: 0,
@@ -77,7 +77,7 @@ impl<'s> Node<'s> {
         for (region, memory, access) in
             [(SOURCE, &source, ACCESS_READ), (DESTINATION, &destination, ACCESS_WRITE)]
         {
-            regions.install(region, 1, memory, access == ACCESS_WRITE);
+            regions.install(region, 1, memory, access);
             let info = RegionInfo {
                 generation: 1,
                 bytes: bytes as u64,
