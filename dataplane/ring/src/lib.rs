@@ -1,7 +1,8 @@
 //! Lock-free structures over borrowed 64-bit words: every atomic access of the dataplane is in this crate.
 //!
-//! It owns the memory orderings, and nothing else: rings ([`spsc`]), the sleep handshake ([`bell`]), the settings
-//! cell ([`cell`]), the overwriting log ([`log`]), counters ([`counters`]) and the word they are made of ([`sync`]).
+//! It owns the memory orderings, and nothing else: rings ([`spsc`]), the sleep handshake ([`bell`]), the right
+//! to use what its owner may take back ([`claim`]), the settings cell ([`cell`]), the overwriting log ([`log`]), counters
+//! ([`counters`]) and the word they are made of ([`sync`]).
 //! It never allocates, blocks, makes a system call or trusts the other side: words that a peer may write are
 //! validated on each read and refused with an error, never asserted on. Any thread of any process may call it; each
 //! type says how many callers one piece of memory may have.
@@ -19,6 +20,7 @@ extern crate std;
 
 pub mod bell;
 pub mod cell;
+pub mod claim;
 pub mod counters;
 mod error;
 pub mod log;
@@ -28,6 +30,7 @@ pub mod sync;
 
 pub use bell::Bell;
 pub use cell::{CellReader, CellWriter, cell_words};
+pub use claim::Claim;
 pub use counters::Counters;
 pub use error::{Busy, Corrupt, Full, LayoutError, PublishError};
 pub use log::{Entry, LogReader, LogWriter, log_words};

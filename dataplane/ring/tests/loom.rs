@@ -14,7 +14,7 @@ use loom::sync::Notify;
 use loom::thread;
 use railhead_ring::sync::{Site, fence_acquire, fence_release, fence_seq_cst};
 use railhead_ring::{
-    Bell, CellReader, CellWriter, Consumer, Entry, LogReader, LogWriter, Producer, Word, cell_words,
+    Bell, CellReader, CellWriter, Claim, Consumer, Entry, LogReader, LogWriter, Producer, Word, cell_words,
     log_words, ring_words,
 };
 
@@ -182,6 +182,46 @@ mod bell {
             let missed = flags.iter().filter(|flag| flag.load_relaxed() == 0).count();
             let rings = wakers.into_iter().map(|waker| waker.join().unwrap()).filter(|rung| *rung).count();
             assert!(rings <= 1 && (rings == 1 || missed == 0), "{missed} missed, {rings} rings");
+        });
+    }
+}
+
+mod claim {
+    use super::*;
+    use loom::cell::UnsafeCell;
+
+    struct Thing(UnsafeCell<u64>);
+
+    // SAFETY: the claim decides who touches the cell; loom reports it when two do.
+    unsafe impl Sync for Thing {}
+
+    /// The user works in two pieces; the owner takes the thing back at any moment and then changes it.
+    #[test]
+    fn what_was_revoked_is_touched_by_its_owner_only() {
+        loom::model(|| {
+            let (words, thing) = (zeroed(1), Arc::new(Thing(UnsafeCell::new(0))));
+            let user = {
+                let (claim, thing) = (Claim::new(words.clone()), Arc::clone(&thing));
+                thread::spawn(move || {
+                    for _ in 0..2 {
+                        if !claim.enter() {
+                            break;
+                        }
+                        // SAFETY: the claim was entered and is not left: the owner waits.
+                        thing.0.with_mut(|value| unsafe { *value += 1 });
+                    }
+                    claim.leave();
+                })
+            };
+            let claim = Claim::new(words);
+            if !claim.revoke() {
+                while !claim.is_left() {
+                    thread::yield_now();
+                }
+            }
+            // SAFETY: the user has left, or never comes in.
+            thing.0.with_mut(|value| unsafe { *value += 1 });
+            user.join().unwrap();
         });
     }
 }
