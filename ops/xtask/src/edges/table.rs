@@ -76,6 +76,13 @@ pub(crate) const RULES: &[Rule] = &[
         external_in_tests: &["proptest", "tempfile"],
     },
     Rule {
+        package: "rdma-core-sys",
+        own: &[],
+        own_in_tests: &[],
+        external: &["libc", "thiserror"],
+        external_in_tests: &[],
+    },
+    Rule {
         package: "client",
         own: &["ring", "abi", "shm"],
         own_in_tests: &[],
