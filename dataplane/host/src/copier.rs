@@ -1,4 +1,4 @@
-//! The copy engine of the CPU: a queue of copies, done in order, a slice at a time.
+//! The copy engine of the CPU: a queue of copies, done in order, a slice at a time; larger ones by a second thread.
 
 use railhead_abi::Code;
 use railhead_core::port::{Copy, CopyDone, CopyEngine, CopyFull, Nanos, PostId, RegionIndex};
@@ -6,8 +6,11 @@ use railhead_shm::OwnedSpan;
 
 use crate::regions::{Regions, Stamped};
 
+mod helper;
 #[cfg(test)]
 mod tests;
+
+pub use helper::{CopyThread, Helper, copy_thread};
 
 /// Sizes of a [`HostCopier`], fixed for its life except for `slice_bytes`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,12 +32,15 @@ struct Posted {
     post: PostId,
 }
 
-/// Copies between memories of this lane with `memcpy`, first come first served.
+/// Copies between memories of this lane with `memcpy`, first come first served, and with a [`Helper`] larger ones on a
+/// thread of their own meanwhile.
 ///
 /// Bounds are those of the installed memory: a copy that leaves it ends with [`Code::RegionLost`] and touches nothing
 /// outside, as does one whose memory was removed or replaced after it was posted.
 #[derive(Debug)]
 pub struct HostCopier {
+    // Dropped before the memories that its copies are out for.
+    helper: Option<Helper>,
     regions: Regions,
     /// Ring of posted copies.
     queue: Box<[Option<Posted>]>,
@@ -54,6 +60,7 @@ impl HostCopier {
     pub fn new(config: CopierConfig) -> Self {
         assert!(config.copies > 0 && config.slice_bytes > 0, "a copy engine needs a queue and a slice");
         Self {
+            helper: None,
             regions: Regions::new(config.regions),
             queue: vec![None; usize::from(config.copies)].into(),
             head: 0,
@@ -63,18 +70,36 @@ impl HostCopier {
         }
     }
 
+    /// As [`Self::new`], with a copy thread: see [`copy_thread`]. Dropping the engine ends that thread.
+    ///
+    /// # Panics
+    /// As [`Self::new`].
+    #[must_use]
+    pub fn with_helper(config: CopierConfig, helper: Helper) -> Self {
+        Self { helper: Some(helper), ..Self::new(config) }
+    }
+
     /// Puts memory into a slot; gives back what stood there. Lane-safe, except that dropping the last clone of a
     /// returned span unmaps: whoever installs keeps one elsewhere.
     ///
     /// # Panics
     /// If the slot is outside the table.
     pub fn install(&mut self, region: RegionIndex, span: OwnedSpan) -> Option<OwnedSpan> {
+        self.revoke(region);
         self.regions.install(region, span, 0, 0)
     }
 
-    /// Takes memory out of a slot, at any time: copies that are still posted for it end with [`Code::RegionLost`].
+    /// Takes memory out of a slot, at any time: copies that are still posted for it end with [`Code::RegionLost`], and
+    /// nothing touches it any more. If the copy thread is at it, this waits until it has moved at most 64 KiB.
     pub fn remove(&mut self, region: RegionIndex) -> Option<OwnedSpan> {
+        self.revoke(region);
         self.regions.remove(region)
+    }
+
+    fn revoke(&self, region: RegionIndex) {
+        if let Some(helper) = &self.helper {
+            helper.revoke(region);
+        }
     }
 
     /// Sets the most bytes that one poll moves; 0 counts as 1.
@@ -82,10 +107,17 @@ impl HostCopier {
         self.slice_bytes = slice_bytes.max(1);
     }
 
+    /// How long the copy thread, if there is one, looks for copies before it sleeps; `None`: it never sleeps.
+    pub fn set_spin(&self, spin: Option<Nanos>) {
+        if let Some(helper) = &self.helper {
+            helper.set_spin(spin);
+        }
+    }
+
     /// Copies that are posted and have not ended.
     #[must_use]
-    pub const fn posted(&self) -> usize {
-        self.count
+    pub fn posted(&self) -> usize {
+        self.count + self.helper.as_ref().map_or(0, Helper::count)
     }
 
     /// Moves at most `budget` bytes of the copy at the head; `None` while it has not ended.
@@ -109,6 +141,9 @@ impl HostCopier {
 
 impl CopyEngine for HostCopier {
     fn copy(&mut self, copy: &Copy) -> Result<(), CopyFull> {
+        if self.helper.as_mut().is_some_and(|helper| helper.take(copy, &self.regions)) {
+            return Ok(());
+        }
         if self.count == self.queue.len() {
             return Err(CopyFull);
         }
@@ -124,6 +159,13 @@ impl CopyEngine for HostCopier {
     fn poll(&mut self, _now: Nanos, done: &mut [CopyDone]) -> usize {
         let mut budget = self.slice_bytes;
         let mut ended = 0;
+        if let Some(helper) = &mut self.helper {
+            while ended < done.len() {
+                let Some(end) = helper.next_end(&self.regions) else { break };
+                done[ended] = end;
+                ended += 1;
+            }
+        }
         while budget > 0 && ended < done.len() {
             let Some(copy) = self.queue[self.head] else { break };
             let Some(status) = self.advance(&copy, &mut budget) else { break };
@@ -137,8 +179,8 @@ impl CopyEngine for HostCopier {
         ended
     }
 
-    /// While anything is posted: the CPU that would wait is the one that copies.
+    /// While anything is posted: the CPU that would wait is the one that copies, or the end of a copy is seen in a ring.
     fn is_busy(&self) -> bool {
-        self.count > 0
+        self.posted() > 0
     }
 }

@@ -65,8 +65,9 @@ impl Regions {
     /// The bytes of a place, or `None` if the memory was removed, replaced or is too short.
     pub(crate) fn span(&self, at: Stamped, offset: u64, bytes: u64) -> Option<Span> {
         let slot = self.slot(at.place.region).filter(|slot| slot.stamp == at.stamp)?;
-        // SAFETY: the owner stands in the table, and the span is used only before the caller's call returns: nothing
-        // can take the owner out meanwhile, because that needs `&mut self` of the adapter.
+        // SAFETY: the owner stands in the table, and the span is used only before the caller's call returns, when nothing
+        // can take the owner out, because that needs `&mut self` of the adapter; or by the copy thread, whose claims the
+        // copier revokes before it installs, removes or drops (copier/helper.rs).
         let span = unsafe { slot.span.as_ref()?.span() };
         span.sub(at.place.offset.checked_add(offset)?, bytes).ok()
     }

@@ -1,7 +1,9 @@
 //! What every fabric and every copy engine must do, by the CPU.
 
-use railhead_core::port::{ConnectionIndex, Fabric, Nanos, RegionIndex};
-use railhead_host::{CopierConfig, HostCopier, LocalConfig, LocalFabric};
+use railhead_core::port::{ConnectionIndex, CopyEngine, Fabric, Nanos, RegionIndex};
+use std::thread;
+
+use railhead_host::{CopierConfig, HostCopier, LocalConfig, LocalFabric, copy_thread};
 use railhead_shm::{Mapping, OwnedSpan, guard, memfd};
 use railhead_sim::conformance::{CopierHarness, End, FabricHarness};
 
@@ -108,6 +110,16 @@ impl Copier {
         let copier = HostCopier::new(CopierConfig { regions: 8, copies: 32, slice_bytes });
         Self { copier, spans: vec![None; 8], now: 0 }
     }
+
+    /// With a copy thread that takes copies of at least `from_bytes` and sleeps whenever it has none: dropping the copier
+    /// ends it.
+    fn with_thread(from_bytes: u32) -> Self {
+        guard::install().expect("a handler");
+        let (helper, copies) = copy_thread(from_bytes);
+        thread::spawn(move || copies.run(|| 0, || ()));
+        let config = CopierConfig { regions: 8, copies: 32, slice_bytes: 1000 };
+        Self { copier: HostCopier::with_helper(config, helper), spans: vec![None; 8], now: 0 }
+    }
 }
 
 impl CopierHarness for Copier {
@@ -148,6 +160,10 @@ impl CopierHarness for Copier {
     }
 
     fn pass(&mut self) -> Nanos {
+        if self.copier.is_busy() {
+            // Let the copy thread run where there are fewer cores than threads.
+            thread::yield_now();
+        }
         self.now += 1_000;
         self.now
     }
@@ -163,4 +179,16 @@ mod conformance_of_copier_in_small_slices {
     use super::Copier;
 
     railhead_sim::copier_conformance!(Copier::new(1000));
+}
+
+mod conformance_of_copier_with_a_copy_thread {
+    use super::Copier;
+
+    railhead_sim::copier_conformance!(Copier::with_thread(1));
+}
+
+mod conformance_of_copier_whose_thread_takes_the_larger_copies {
+    use super::Copier;
+
+    railhead_sim::copier_conformance!(Copier::with_thread(10_000));
 }
