@@ -83,6 +83,13 @@ pub(crate) const RULES: &[Rule] = &[
         external_in_tests: &[],
     },
     Rule {
+        package: "cuda",
+        own: &["ring", "abi", "core", "shm", "memory"],
+        own_in_tests: &["sim", "host"],
+        external: &["cudarc", "libc", "thiserror"],
+        external_in_tests: &["proptest", "tempfile"],
+    },
+    Rule {
         package: "client",
         own: &["ring", "abi", "shm"],
         own_in_tests: &[],
