@@ -138,7 +138,7 @@ pub enum FabricEvent {
     },
     /// An inbound write was refused or its memory was lost: nothing of it was placed outside its range. Comes before the
     /// records that were sent after the write. Not where writes are [`Capabilities::acknowledged`]: there the end of the
-    /// write says so, and the connection ends with it.
+    /// write says so, its connection ends with it, and no record that was sent behind it arrives.
     Refused {
         /// Where.
         connection: ConnectionIndex,

@@ -9,6 +9,7 @@ use railhead_core::port::{ConnectionIndex, CopyEngine, Fabric, Nanos, RegionInde
 pub mod copier;
 mod driver;
 pub mod fabric;
+pub mod reads;
 
 /// One side of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -106,23 +107,29 @@ pub trait CopierHarness {
     fn pass(&mut self) -> Nanos;
 }
 
-/// Declares the fabric conformance tests; `$make` is an expression that makes a fresh [`FabricHarness`].
+/// Declares the fabric conformance tests; `$make` is an expression that makes a fresh [`FabricHarness`]. Tests of what
+/// [`Capabilities`](railhead_core::port::Capabilities) say that the fabric cannot do say that they did not run.
 #[macro_export]
 macro_rules! fabric_conformance {
     ($make:expr) => {
-        $crate::fabric_conformance!(@tests $make,
+        $crate::fabric_conformance!(@tests fabric $make,
             capabilities_are_true edges_arrive_whole source_is_free_after_done records_come_after_writes
             records_keep_their_order_and_words refused_writes_harm_nobody refused_comes_before_later_records
             removed_memory_is_left_alone full_is_honoured small_polls_lose_nothing down_comes_once_and_last
             nothing_lands_after_down close_ends_both_sides close_of_nothing_is_nothing connections_are_independent
             connects_again random_mix
         );
+        $crate::fabric_conformance!(@tests reads $make,
+            reads_arrive_whole reads_see_the_writes_before_them bad_reads_are_refused
+            reads_end_with_their_connection acknowledged_writes_tell_how_they_ended confirms_make_visible
+            windows_let_their_slot_write
+        );
     };
-    (@tests $make:expr, $($test:ident)*) => {
+    (@tests $module:ident $make:expr, $($test:ident)*) => {
         $(
             #[test]
             fn $test() {
-                $crate::conformance::fabric::$test(&mut || $make);
+                $crate::conformance::$module::$test(&mut || $make);
             }
         )*
     };

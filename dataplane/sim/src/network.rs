@@ -5,7 +5,7 @@
 //! done. Placing has no order but that records wait for the writes before them. Connections drift apart in time. A cut
 //! loses a random tail of what is under way, each end hears of it at its own time, and until the target has heard,
 //! writes may still land. In lazy memory an inbound write is not seen before a flush, or sometimes is. Where writes are
-//! acknowledged, a write that is refused breaks its connection, and nothing posted behind it arrives.
+//! acknowledged, a write that is refused breaks its connection, and no record that was sent behind it arrives.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -21,10 +21,11 @@ use railhead_core::port::{
 use crate::memory::{INBOUND, SimMemory, SimRegions, Use};
 use crate::{Latency, Rng};
 
+mod cut;
 mod link;
 mod moment;
 
-use link::{Link, Op, Piece, ReadOp, State, WriteOp};
+use link::{Link, Op, Opened, Piece, ReadOp, State, WriteOp};
 
 /// How a [`Network`] behaves.
 #[derive(Debug, Clone, Copy)]
@@ -340,7 +341,8 @@ impl Fabric for SimFabric {
         let mut net = self.net.borrow_mut();
         assert!(net.config.capabilities.windows, "a window where none is possible");
         if let Some((link, side)) = net.lanes[self.lane].connections.get(&connection).copied() {
-            net.links[link].sides[side].windows.insert(slot, (to, bytes));
+            let epoch = net.lanes[self.lane].regions.get(to.region).map_or(0, |entry| entry.epoch);
+            net.links[link].sides[side].windows.insert(slot, Opened { to, epoch, bytes });
         }
     }
 

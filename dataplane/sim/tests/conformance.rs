@@ -143,6 +143,40 @@ mod lazy {
     railhead_sim::fabric_conformance!(Harness::new(config(true), false, |fabric| fabric));
 }
 
+fn one_sided(config: NetworkConfig) -> NetworkConfig {
+    let capabilities =
+        Capabilities { reads: true, acknowledged: true, windows: false, ..config.capabilities };
+    NetworkConfig { capabilities, ..config }
+}
+
+mod one_sided {
+    use super::*;
+    railhead_sim::fabric_conformance!(Harness::new(one_sided(config(false)), false, |fabric| fabric));
+}
+
+mod one_sided_looped {
+    use super::*;
+    railhead_sim::fabric_conformance!(Harness::new(one_sided(config(false)), true, |fabric| fabric));
+}
+
+mod one_sided_lazy {
+    use super::*;
+    railhead_sim::fabric_conformance!(Harness::new(
+        NetworkConfig { reorder_done: true, ..one_sided(config(true)) },
+        false,
+        |fabric| fabric
+    ));
+}
+
+mod one_sided_faulty {
+    use super::*;
+    fn wrap(fabric: SimFabric) -> Faulty<SimFabric> {
+        let (plan, switch, rng) = mild(11);
+        Faulty::new(fabric, plan, switch, rng)
+    }
+    railhead_sim::fabric_conformance!(Harness::new(one_sided(config(false)), false, wrap));
+}
+
 mod reordered {
     use super::*;
     railhead_sim::fabric_conformance!(Harness::new(

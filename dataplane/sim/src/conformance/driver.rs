@@ -7,7 +7,8 @@ use railhead_abi::Code;
 use railhead_abi::frame::{ACCESS_READ, ACCESS_WRITE};
 use railhead_abi::record::RawRecord;
 use railhead_core::port::{
-    Capabilities, Fabric, FabricEvent, Key, Nanos, Place, PostError, PostId, RegionIndex, RemotePlace, Write,
+    Capabilities, Fabric, FabricEvent, Key, Nanos, Place, PostError, PostId, Read, RegionIndex, RemotePlace,
+    Write,
 };
 
 use super::{End, FabricHarness, PAIRS};
@@ -15,6 +16,8 @@ use crate::Rng;
 
 /// Source region; at the initiator.
 pub(super) const SOURCE: RegionIndex = RegionIndex(1);
+/// Region that reads go into, if a test makes one; at the initiator.
+pub(super) const SINK: RegionIndex = RegionIndex(2);
 /// Destination region; at the target.
 pub(super) const DESTINATION: RegionIndex = RegionIndex(17);
 /// Epoch of the destination.
@@ -51,7 +54,9 @@ pub(super) struct Driver<H: FabricHarness> {
     /// Flushes under way, and up to which write each makes things visible.
     flushes: HashMap<u32, (usize, usize)>,
     ended: HashSet<u32>,
-    failed: HashSet<u32>,
+    failed: HashMap<u32, Code>,
+    /// The write of a post.
+    by_post: HashMap<u32, usize>,
     next_post: u32,
     record_seed: Rng,
     source: Vec<u8>,
@@ -84,7 +89,8 @@ impl<H: FabricHarness> Driver<H> {
             writes: Vec::new(),
             flushes: HashMap::new(),
             ended: HashSet::new(),
-            failed: HashSet::new(),
+            failed: HashMap::new(),
+            by_post: HashMap::new(),
             next_post: 1,
             record_seed: rng,
             source,
@@ -111,6 +117,7 @@ impl<H: FabricHarness> Driver<H> {
         let post = self.write_raw(pair, from, RemotePlace { key, offset: to as u64 }, bytes, 0)?;
         let data = self.source[from..from + bytes].to_vec();
         self.model[to..to + bytes].copy_from_slice(&data);
+        self.by_post.insert(post.0, self.writes.len());
         self.writes.push(Expected { pair, to, bytes: data, checked: false });
         Ok(post)
     }
@@ -132,6 +139,76 @@ impl<H: FabricHarness> Driver<H> {
         self.next_post += 1;
         self.side(End::Initiator, pair).posted.insert(post.0, false);
         Ok(post)
+    }
+
+    /// Makes the region that reads go into, of `bytes` zeroes.
+    pub(super) fn make_sink(&mut self, bytes: usize) {
+        self.harness.install(End::Initiator, SINK, 3, bytes, 0);
+    }
+
+    /// A read into the sink.
+    pub(super) fn read(
+        &mut self,
+        pair: usize,
+        from: RemotePlace,
+        into: usize,
+        bytes: usize,
+    ) -> Result<PostId, PostError> {
+        let post = PostId(self.next_post);
+        let bytes = u32::try_from(bytes).expect("a read is below 4 GiB");
+        let read = Read { into: Place { region: SINK, offset: into as u64 }, bytes, from, post };
+        let connection = self.harness.connection(End::Initiator, pair);
+        self.harness.fabric(End::Initiator).read(connection, &read)?;
+        self.next_post += 1;
+        self.side(End::Initiator, pair).posted.insert(post.0, false);
+        Ok(post)
+    }
+
+    /// Reads `bytes` of the destination from `from` on, waits for the end and makes it visible here.
+    pub(super) fn read_whole(&mut self, pair: usize, from: usize, into: usize, bytes: usize) {
+        let key = Key { index: DESTINATION.0, epoch: EPOCH };
+        let from = RemotePlace { key, offset: from as u64 };
+        let post = self.read(pair, from, into, bytes).expect("a read has room");
+        self.until("the read has ended", |driver| driver.has_ended(post));
+        assert_eq!(self.status(post), Code::Ok);
+        self.flush_here(pair);
+    }
+
+    /// Makes visible at the initiator what was read, where that needs a flush.
+    pub(super) fn flush_here(&mut self, pair: usize) {
+        if !self.capabilities.flush_needed {
+            return;
+        }
+        let post = PostId(self.next_post);
+        let connection = self.harness.connection(End::Initiator, pair);
+        self.harness.fabric(End::Initiator).flush(connection, post).expect("a flush has room");
+        self.next_post += 1;
+        self.side(End::Initiator, pair).posted.insert(post.0, false);
+        self.until("the flush has ended", |driver| driver.has_ended(post));
+    }
+
+    /// The sink as its owner sees it.
+    pub(super) fn sink(&mut self, bytes: usize) -> Vec<u8> {
+        let mut seen = vec![0; bytes];
+        self.harness.read_bytes(End::Initiator, SINK, 0, &mut seen);
+        seen
+    }
+
+    /// A confirm of what was written up to byte `at` of the destination.
+    pub(super) fn confirm(&mut self, pair: usize, at: usize) -> Result<PostId, PostError> {
+        let post = PostId(self.next_post);
+        let key = Key { index: DESTINATION.0, epoch: EPOCH };
+        let connection = self.harness.connection(End::Initiator, pair);
+        let at = RemotePlace { key, offset: at as u64 };
+        self.harness.fabric(End::Initiator).confirm(connection, at, post)?;
+        self.next_post += 1;
+        self.side(End::Initiator, pair).posted.insert(post.0, false);
+        Ok(post)
+    }
+
+    /// What the destination must hold.
+    pub(super) fn model(&self) -> &[u8] {
+        &self.model
     }
 
     /// Like [`Driver::write`], but waits while the fabric is full.
@@ -214,7 +291,13 @@ impl<H: FabricHarness> Driver<H> {
     }
 
     pub(super) fn has_failed(&self, post: PostId) -> bool {
-        self.failed.contains(&post.0)
+        self.failed.contains_key(&post.0)
+    }
+
+    /// How a post that has ended went.
+    pub(super) fn status(&self, post: PostId) -> Code {
+        assert!(self.has_ended(post), "{post:?} has not ended");
+        self.failed.get(&post.0).copied().unwrap_or(Code::Ok)
     }
 
     /// Overwrites part of the source, in memory and in the books.
@@ -274,7 +357,12 @@ impl<H: FabricHarness> Driver<H> {
                 assert!(!expect_success || status == Code::Ok, "{event:?}");
                 self.ended.insert(post.0);
                 if status != Code::Ok {
-                    self.failed.insert(post.0);
+                    self.failed.insert(post.0, status);
+                } else if let Some(write) = self.by_post.get(&post.0).copied() {
+                    // Where writes are acknowledged, their end means that they are in place.
+                    if self.capabilities.acknowledged && !self.capabilities.flush_needed {
+                        self.check_write(write);
+                    }
                 } else if let Some((pair, writes)) = self.flushes.remove(&post.0) {
                     self.check_writes(pair, writes);
                 }
@@ -314,19 +402,25 @@ impl<H: FabricHarness> Driver<H> {
 
     fn check_writes(&mut self, pair: usize, writes: usize) {
         for index in 0..writes {
-            let Expected { pair: of, to, ref bytes, checked } = self.writes[index];
-            if of != pair || checked {
-                continue;
+            if self.writes[index].pair == pair && !self.writes[index].checked {
+                self.check_write(index);
+                self.writes[index].checked = true;
             }
-            let mut seen = vec![0; bytes.len()];
-            self.harness.read_bytes(End::Target, DESTINATION, to, &mut seen);
-            assert!(
-                seen == *bytes,
-                "write {index} ({} bytes to {to}) was not in place when a record after it came",
-                seen.len()
-            );
-            self.writes[index].checked = true;
         }
+    }
+
+    fn check_write(&mut self, index: usize) {
+        let Expected { to, ref bytes, checked, .. } = self.writes[index];
+        if checked {
+            return;
+        }
+        let mut seen = vec![0; bytes.len()];
+        self.harness.read_bytes(End::Target, DESTINATION, to, &mut seen);
+        assert!(
+            seen == *bytes,
+            "write {index} ({} bytes to {to}) was not in place when a record after it came, or its end",
+            seen.len()
+        );
     }
 
     /// Steps until `done`.

@@ -114,7 +114,7 @@ pub fn records_keep_their_order_and_words<H: FabricHarness>(make: Make<'_, H>) {
 }
 
 /// Ways to name a place that the target must refuse, in memory of `bytes`.
-fn bad_places(bytes: u64) -> Vec<RemotePlace> {
+pub(super) fn bad_places(bytes: u64) -> Vec<RemotePlace> {
     let good = Key { index: DESTINATION.0, epoch: EPOCH };
     let at = |key, offset| RemotePlace { key, offset };
     vec![
@@ -133,11 +133,17 @@ fn bad_places(bytes: u64) -> Vec<RemotePlace> {
 }
 
 /// A region of the target that peers may not write.
-const READ_ONLY: railhead_core::port::RegionIndex = railhead_core::port::RegionIndex(18);
+pub(super) const READ_ONLY: railhead_core::port::RegionIndex = railhead_core::port::RegionIndex(18);
 
 /// A bad key, epoch, range or right is refused with the initiator's slot; others' writes and records go on.
 pub fn refused_writes_harm_nobody<H: FabricHarness>(make: Make<'_, H>) {
     let mut driver = Driver::new(make(), 64 << 10);
+    if driver.capabilities.acknowledged {
+        println!(
+            "not run: where writes are acknowledged, acknowledged_writes_tell_how_they_ended looks at this"
+        );
+        return;
+    }
     driver.harness.install(End::Target, READ_ONLY, EPOCH, 4096, ACCESS_READ);
     let mut slots = Vec::new();
     for (at, place) in bad_places(64 << 10).into_iter().enumerate() {
@@ -170,6 +176,10 @@ pub fn refused_writes_harm_nobody<H: FabricHarness>(make: Make<'_, H>) {
 /// The target hears of a refused write before it sees a record that was sent behind it.
 pub fn refused_comes_before_later_records<H: FabricHarness>(make: Make<'_, H>) {
     let mut driver = Driver::new(make(), 4096);
+    if driver.capabilities.acknowledged {
+        println!("not run: where writes are acknowledged, a connection ends with a refused write");
+        return;
+    }
     driver.expect_success = false;
     let bad = RemotePlace { key: Key { index: DESTINATION.0, epoch: EPOCH + 1 }, offset: 0 };
     for round in 0..20 {
@@ -204,6 +214,12 @@ pub fn removed_memory_is_left_alone<H: FabricHarness>(make: Make<'_, H>) {
         driver.settle();
         driver.harness.read_bytes(End::Target, SHORT_LIVED, 0, &mut after);
         assert!(before == after, "a write landed in memory that was removed");
+        if driver.is_down(End::Initiator, 0) || driver.is_down(End::Target, 0) {
+            // What was refused has broken the connection.
+            assert!(driver.capabilities.acknowledged);
+            until_both_down(&mut driver);
+            driver.reconnect(0);
+        }
         driver.write_waiting(0, 0, 100, size);
         driver.finish();
         assert!(driver.refused(0).len() <= 4);
@@ -280,7 +296,7 @@ fn load<H: FabricHarness>(driver: &mut Driver<H>, steps: usize) {
     }
 }
 
-fn until_both_down<H: FabricHarness>(driver: &mut Driver<H>) {
+pub(super) fn until_both_down<H: FabricHarness>(driver: &mut Driver<H>) {
     driver.until("both ends are down", |driver| {
         driver.is_down(End::Initiator, 0) && driver.is_down(End::Target, 0)
     });

@@ -74,6 +74,15 @@ pub(super) enum State {
     Down,
 }
 
+/// Bytes that the other side may write.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Opened {
+    pub(super) to: Place,
+    /// Of the memory that stood there.
+    pub(super) epoch: u32,
+    pub(super) bytes: u64,
+}
+
 #[derive(Debug)]
 pub(super) struct Side {
     pub(super) lane: usize,
@@ -92,7 +101,7 @@ pub(super) struct Side {
     /// Records in this side's inbox.
     pub(super) unpolled_records: usize,
     /// By slot: bytes that the other side may write.
-    pub(super) windows: BTreeMap<u16, (Place, u64)>,
+    pub(super) windows: BTreeMap<u16, Opened>,
 }
 
 /// One connection.

@@ -1,4 +1,4 @@
-//! What happens when: scheduling of posts, their moments, cuts.
+//! What happens when: scheduling of posts, their moments.
 
 use super::{Action, Code, FabricEvent, Nanos, Net, Op, Piece, Read, SimMemory, State, Unseen, Write};
 use railhead_abi::frame::{ACCESS_READ, ACCESS_WRITE};
@@ -150,6 +150,8 @@ impl Net {
             return;
         }
         let (posted, offset, bytes) = (read.read, read.pieces[piece].offset, read.pieces[piece].bytes);
+        // A device's read pushes the writes before it out of its way.
+        self.see((link, 1 - side), u64::MAX, false);
         let found = self.readable(target, &posted).map(|memory| {
             let mut data = vec![0; bytes];
             memory.device_read(posted.from.offset + offset, &mut data, "a read of a peer");
@@ -193,9 +195,12 @@ impl Net {
     pub(super) fn resolve(&self, (link, side): (usize, usize), write: &Write) -> Result<SimMemory, Code> {
         let end = &self.links[link].sides[side];
         let (memory, granted) = self.at_place(end.lane, write.to, write.bytes, ACCESS_WRITE)?;
-        let in_window = end.windows.get(&write.slot).is_some_and(|(to, bytes)| {
+        let in_window = end.windows.get(&write.slot).is_some_and(|window| {
+            let key = (window.to.region.0, window.epoch);
             let last = write.to.offset + u64::from(write.bytes);
-            to.region.0 == write.to.key.index && to.offset <= write.to.offset && last <= to.offset + bytes
+            key == (write.to.key.index, write.to.key.epoch)
+                && window.to.offset <= write.to.offset
+                && last <= window.to.offset + window.bytes
         });
         if !granted && !in_window {
             return Err(Code::RemoteRefused);
@@ -277,7 +282,7 @@ impl Net {
     }
 
     /// Makes visible what came in at an end up to `arrivals`; of a dead link perhaps not.
-    fn see(&mut self, (link, side): (usize, usize), arrivals: u64, may_lose: bool) {
+    pub(super) fn see(&mut self, (link, side): (usize, usize), arrivals: u64, may_lose: bool) {
         let lane = self.links[link].sides[side].lane;
         let (due, rest) =
             std::mem::take(&mut self.lanes[lane].unseen).into_iter().partition::<Vec<_>, _>(|unseen| {
@@ -384,137 +389,6 @@ impl Net {
         if let Some((_, when)) = next {
             self.at(when.max(self.now), Action::Deliver { link, side });
         }
-    }
-
-    /// Breaks a link: a tail of each direction is lost, and each side will hear of it.
-    pub(super) fn cut(&mut self, link: usize, cause: Code) {
-        let [a, b] = &self.links[link].sides;
-        let keep = [self.rng.index(a.undelivered.len() + 1), self.rng.index(b.undelivered.len() + 1)];
-        self.cut_keeping(link, cause, keep);
-    }
-
-    /// Breaks a link so that nothing arrives any more of what `side` has posted and what has not arrived.
-    fn break_behind(&mut self, link: usize, side: usize) {
-        let other = self.links[link].sides[1 - side].undelivered.len();
-        let mut keep = [0; 2];
-        keep[1 - side] = self.rng.index(other + 1);
-        self.cut_keeping(link, Code::ConnectionReset, keep);
-    }
-
-    fn cut_keeping(&mut self, link: usize, cause: Code, keep: [usize; 2]) {
-        if self.links[link].cause.is_some() {
-            return;
-        }
-        self.links[link].cause = Some(cause);
-        for side in &self.links[link].sides {
-            self.say(side.lane, side.connection, || "is cut".into());
-        }
-        let mut quiet = [self.now; 2];
-        for side in [0, 1] {
-            let (read_by, place_by) = self.lose_tail(link, side, keep[side]);
-            quiet[side] = quiet[side].max(read_by);
-            quiet[1 - side] = quiet[1 - side].max(place_by);
-        }
-        for (side, quiet) in quiet.into_iter().enumerate() {
-            if self.rng.chance(500_000) && self.links[link].sides[side].state == State::Up {
-                // This side notices at its next post; the other kind believes that all is well until Down.
-                self.links[link].sides[side].state = State::Closing;
-            }
-            // Some hear of it while the other side's writes are still landing, some long after.
-            let span = if self.rng.chance(500_000) { self.config.latency } else { self.config.down_latency };
-            let span = span.draw(&mut self.rng);
-            let when = quiet + 1 + self.rng.below(span);
-            self.at(when, Action::Down { link, side });
-        }
-    }
-
-    /// Drops all but the first `keep` of what `side` posted and what has not arrived; returns when the last of the rest is read and is placed.
-    fn lose_tail(&mut self, link: usize, side: usize, keep: usize) -> (Nanos, Nanos) {
-        let end = &mut self.links[link].sides[side];
-        let lost = end.undelivered.split_off(keep);
-        let (mut read_by, mut place_by) = (0, 0);
-        for (id, deliver_at) in &end.undelivered {
-            place_by = place_by.max(*deliver_at);
-            if let Some(Op::Write(write)) = end.posted.get(id).map(|posted| &posted.op) {
-                read_by = write.pieces.iter().fold(read_by, |at, piece| at.max(piece.read_at));
-            }
-        }
-        for (at, (id, _)) in lost.into_iter().enumerate() {
-            let Some(posted) = end.posted.get_mut(&id) else { continue };
-            posted.delivered = true;
-            posted.broken = true;
-            if let Op::Read(_) = &posted.op {
-                posted.op.stop();
-            }
-            if let Op::Write(write) = &mut posted.op {
-                for piece in &mut write.pieces {
-                    // The first of the lost may land in part, the others are as if they never were.
-                    piece.settled |= at > 0 || self.rng.chance(500_000);
-                    if !piece.settled {
-                        read_by = read_by.max(piece.read_at);
-                        place_by = place_by.max(piece.place_at);
-                        // Kept until the target hears of the cut.
-                        posted.delivered = false;
-                    }
-                }
-                if posted.delivered {
-                    write.release_target();
-                }
-            }
-        }
-        for id in std::mem::take(&mut end.unkicked) {
-            if let Some(posted) = end.posted.get_mut(&id) {
-                posted.delivered = true;
-                posted.broken = true;
-                posted.op.stop();
-            }
-        }
-        (read_by, place_by)
-    }
-
-    /// A side hears of the cut: its posts end, and nothing more is read or placed for it.
-    fn down(&mut self, link: usize, side: usize) {
-        let cause = self.links[link].cause.unwrap_or(Code::ConnectionReset);
-        let acknowledged = self.config.capabilities.acknowledged;
-        let (lane, connection) = (self.links[link].sides[side].lane, self.links[link].sides[side].connection);
-        self.see((link, side), u64::MAX, true);
-        // What is still on its way to this side does not land any more.
-        let other = &mut self.links[link].sides[1 - side];
-        other.undelivered.clear();
-        for posted in other.posted.values_mut() {
-            posted.delivered = true;
-            posted.broken |= !posted.op.stop();
-        }
-        other.posted.retain(|_, posted| !posted.done);
-        let end = &mut self.links[link].sides[side];
-        end.state = State::Down;
-        let mut ended = Vec::new();
-        for posted in end.posted.values_mut().filter(|posted| !posted.done) {
-            posted.done = true;
-            let Some(post) = posted.op.post() else { continue };
-            let mut status = cause;
-            match &mut posted.op {
-                Op::Write(write) => {
-                    write.release_source();
-                    for piece in write.pieces.iter_mut().filter(|piece| piece.data.is_none()) {
-                        piece.settled = true;
-                    }
-                    // What broke the connection is told as the cause.
-                    status = write.refused.filter(|_| acknowledged).unwrap_or(cause);
-                }
-                Op::Read(read) => {
-                    read.release_into();
-                    posted.op.stop();
-                }
-                _ => {}
-            }
-            ended.push((post, status));
-        }
-        let inbox = &mut self.lanes[lane].inbox;
-        for (post, status) in ended {
-            inbox.push_back((link, side, FabricEvent::Done { connection, post, status }));
-        }
-        inbox.push_back((link, side, FabricEvent::Down { connection, cause }));
     }
 }
 
