@@ -9,6 +9,7 @@
 
 mod cluster;
 mod files;
+pub mod guest;
 mod node;
 mod process;
 pub mod procfs;

@@ -149,7 +149,7 @@ impl<'a> Run<'a> {
         if let Some(row) = broken {
             return unrun(Verdict::Failed(format!("not run: {} did not pass", row.name)));
         }
-        if let Some(reason) = stage.needs.iter().find_map(needs::missing) {
+        if let Some(reason) = stage.needs.iter().find_map(|need| needs::missing(self.root, need)) {
             return unrun(Verdict::Skipped(reason));
         }
         let steps: Vec<Parts<'_>> = stage.steps.iter().map(Step::parts).collect();

@@ -25,6 +25,9 @@ const HUGEPAGES: Need = Need {
     refused: "fewer than 16 hugepages are free (vm.nr_hugepages)",
 };
 
+/// QEMU, Debian's kernel and the tools inside: it installs and builds what is missing, once.
+const LAB: Need = Need { program: "ops/lab/image", arguments: &[], refused: "no guest can be made" };
+
 /// One command of a stage.
 #[derive(Debug)]
 pub(crate) struct Step {
@@ -32,7 +35,7 @@ pub(crate) struct Step {
     pub(crate) command: &'static [&'static str],
     /// Set beside the environment of the caller.
     pub(crate) environment: &'static [(&'static str, &'static str)],
-    /// The command is `cargo test`: no test run is a failure, whatever its exit status.
+    /// The command is `cargo test` or `ops/lab/run-tests`: no test run is a failure, whatever its exit status.
     pub(crate) tests: bool,
 }
 
@@ -165,6 +168,13 @@ pub(crate) const STAGES: &[Stage] = &[
         300,
         &[],
         &[test(&["cargo", "test", "--package", "railhead-system", "--test", "configs"])],
+    ),
+    // All of it on real verbs: soft RDMA devices in one guest.
+    system(
+        "verbs-guest",
+        900,
+        &[LAB],
+        &[test(&["ops/lab/run-tests", "--net", "veth", "--limit", "500", "--", "railhead-system/guest_wire"])],
     ),
     system("demo", 300, &[], &[run(&["ops/demo"])]),
 ];
