@@ -7,7 +7,7 @@ use std::path::Path;
 
 use railhead_abi::Code;
 use railhead_abi::frame::{NAME_BYTES_MAX, is_name};
-use railhead_abi::segment::{PEERS_MAX, SESSIONS_MAX};
+use railhead_abi::segment::SESSIONS_MAX;
 use railhead_abi::settings::LANES_MAX;
 
 use crate::error::{ConfigError, Problem};
@@ -95,10 +95,13 @@ fn pool(pool: &Pool) -> Result<(), Problem> {
     Ok(())
 }
 
-fn peers(config: &Config) -> Result<(), Problem> {
-    if config.peers.len() > PEERS_MAX {
+/// The peers among themselves and against the rest.
+pub(crate) fn peers(config: &Config) -> Result<(), Problem> {
+    let most = config.fabric.peers_max.unwrap_or(crate::PEERS_MOST);
+    range("fabric.peers_max", most as u64, 1, crate::PEERS_MOST as u64, "peers")?;
+    if config.peers.len() > most {
         let what = format!("{} peers", config.peers.len());
-        return Err(Problem::new(Code::ConfigField, "peer", what).remedy(format!("use at most {PEERS_MAX}")));
+        return Err(Problem::new(Code::ConfigField, "peer", what).remedy(format!("use at most {most}")));
     }
     let mut names = HashMap::new();
     let mut addresses = HashMap::new();

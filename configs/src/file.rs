@@ -111,6 +111,7 @@ fn fabric_listen() -> String {
 #[serde(deny_unknown_fields)]
 struct RawPeer {
     name: String,
+    peers_max: Option<usize>,
     address: String,
 }
 
@@ -177,6 +178,7 @@ fn resolve(folder: &Path, given: &Path, field: &str) -> Result<PathBuf, Problem>
     if given.as_os_str().is_empty() {
         return Err(Problem::new(Code::ConfigField, field, "the path is empty")
             .remedy("give a path; a relative one starts at the folder of this file"));
+            peers_max: raw.fabric.peers_max,
     }
     Ok(folder.join(given))
 }

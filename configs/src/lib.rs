@@ -1,16 +1,17 @@
 //! The configuration of a node: one TOML file, read by the dataplane and by control.
 //!
 //! **Owns** the file's grammar, its defaults, the checks of one field against another, the names of live settings as
-//! people write them ([`setting`]), and the settings file in the state directory ([`settings_file`]).
+//! people write them ([`setting`]), and what control saves in the state directory ([`settings_file`], [`peers_file`]).
 //!
-//! **Never** opens a device, binds a port or changes anything but the settings file.
+//! **Never** opens a device, binds a port or changes anything but those two files.
 //!
-//! **Called by** both processes before anything starts, by control when it saves settings, and by tests; any thread.
+//! **Called by** both processes before anything starts, by control when it saves, and by tests; any thread.
 
 mod check;
 mod error;
 mod file;
 mod outline;
+pub mod peers_file;
 pub mod reference;
 pub mod setting;
 pub mod settings_file;
@@ -142,6 +143,8 @@ impl Fabric {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Peer {
     /// The peer's own name.
+    /// Peers that tables are made for, so that some can be added live; `None` is [`PEERS_SPARE`] more than there are.
+    pub peers_max: Option<usize>,
     pub name: String,
     /// `HOST:PORT` of its fabric, at most 63 bytes. A host name is looked up at each attempt to connect.
     pub address: String,
@@ -154,6 +157,11 @@ pub struct Control {
     pub listen: Listen,
     /// How much control logs.
     pub log: LogLevel,
+/// Peers that can be added live when the configuration does not say how many.
+pub const PEERS_SPARE: usize = 8;
+/// Peers of a node: the first slot of the peer tables is the node itself.
+pub const PEERS_MOST: usize = railhead_abi::segment::PEERS_MAX - 1;
+
 }
 
 /// Where control listens: loopback or a Unix socket, nothing else.
@@ -265,3 +273,18 @@ impl Config {
             .map_err(|error| ConfigError::state_dir(&self.path, &self.node.state_dir, &error))
     }
 }
+    /// Checks other peers in place of those of the file, against each other and the rest of the configuration.
+    ///
+    /// # Errors
+    /// As [`Self::load`], naming the field as if they stood in the file.
+    pub fn check_peers(&self, peers: &[Peer]) -> Result<(), ConfigError> {
+        let other = Self { peers: peers.to_vec(), ..self.clone() };
+        check::peers(&other).map_err(|problem| problem.in_file(&self.path))
+    }
+
+    /// Peers that tables are made for.
+    #[must_use]
+    pub fn peers_room(&self) -> usize {
+        self.fabric.peers_max.unwrap_or((self.peers.len() + PEERS_SPARE).min(PEERS_MOST))
+    }
+

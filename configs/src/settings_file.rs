@@ -112,7 +112,8 @@ pub fn save(state_dir: &Path, saved: &Saved) -> Result<(), SettingsFileError> {
     replace(state_dir, &path, &text).map_err(|source| SettingsFileError::Io { path, source })
 }
 
-fn replace(folder: &Path, path: &Path, content: &[u8]) -> io::Result<()> {
+/// Replaces a file of the state directory whole.
+pub(crate) fn replace(folder: &Path, path: &Path, content: &[u8]) -> io::Result<()> {
     let temporary = path.with_extension("json.new");
     let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
     file.write_all(content)?;

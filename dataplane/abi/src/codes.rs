@@ -113,6 +113,8 @@ codes! {
     ConnectionReset = 405, "connection_reset", "the connection was closed by the other side", "see the peer's log";
     IncarnationChanged = 406, "incarnation_changed", "the peer was restarted", "open its regions again";
     ProtocolViolation = 407, "protocol_violation", "the peer broke the protocol", "use builds of the same version on both nodes";
+    PeersFull = 408, "peers_full", "this node has no room for another peer", "remove a peer, or raise fabric.peers_max and restart the dataplane";
+    PeerRemoved = 409, "peer_removed", "the peer was removed from this node", "add it again, or use another node";
 
     // Configuration and start.
     ConfigMissing = 500, "config_missing", "the configuration file cannot be read", "check the path and its permissions";

@@ -179,6 +179,43 @@ words! {
     }
 }
 
+/// [`AdminCommand::command`]: add the peer `name` at `address`.
+pub const ADMIN_PEER_ADD: u16 = 1;
+/// [`AdminCommand::command`]: remove the peer `name`; its transfers may end by themselves for `limit_ms`.
+pub const ADMIN_PEER_REMOVE: u16 = 2;
+
+words! {
+    /// Control, which holds the dataplane: do something that is not a number of a snapshot. Answered in any order.
+    pub struct AdminCommand: 36 {
+        /// Given back in the answer.
+        cookie: u64 = 0, 0;
+        /// [`ADMIN_PEER_ADD`] ..
+        command: u16 = 1, 0;
+        /// How long what is under way may take to end by itself.
+        limit_ms: u32 = 1, 32;
+        /// Name of what it is about.
+        name: Name = 2, 0;
+        /// An address as text, zero-padded.
+        address: Name = 10, 0;
+    }
+}
+
+words! {
+    /// Dataplane: the command was carried out, or refused and nothing changed.
+    pub struct AdminAnswer: 36 {
+        /// Of the command.
+        cookie: u64 = 0, 0;
+        /// A [`Code`] number; 0 is success.
+        status: u16 = 1, 0;
+        /// A figure that belongs to the command, such as the slot of a peer.
+        figure: u64 = 2, 0;
+        /// The field of the command to blame, empty if none is.
+        field: [u64; 4] = 4, 0;
+        /// What is wrong this time, zero-padded UTF-8.
+        detail: [u64; 24] = 8, 0;
+    }
+}
+
 words! {
     /// Node to node, inside the authenticated channel: who I am.
     pub struct NodeHello: 16 {
@@ -343,6 +380,8 @@ kinds! {
     AdminHello = 101 => AdminHello, "control to dataplane: hold or look";
     AdminWelcome = 102 => AdminWelcome, "dataplane to control: here is the segment";
     AdminWake = 103 => Empty, "control to dataplane: a snapshot was published";
+    AdminCommand = 104 => AdminCommand, "control to dataplane: do what is no setting";
+    AdminAnswer = 105 => AdminAnswer, "dataplane to control: done, or why not";
 
     NodeHello = 201 => NodeHello, "node to node: who I am";
     NodeOpen = 202 => NodeOpen, "node to node: open a region";

@@ -57,6 +57,8 @@ fn write_frames(out: &mut impl Write) -> Result {
     write_layout::<frame::Empty>(out)?;
     write_layout::<frame::AdminHello>(out)?;
     write_layout::<frame::AdminWelcome>(out)?;
+    write_layout::<frame::AdminCommand>(out)?;
+    write_layout::<frame::AdminAnswer>(out)?;
     write_layout::<frame::NodeHello>(out)?;
     write_layout::<frame::NodeOpen>(out)?;
     write_layout::<frame::NodeOpened>(out)?;

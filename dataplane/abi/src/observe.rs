@@ -129,6 +129,7 @@ events! {
     ControlDetached = 6, "control_detached", SEVERITY_INFO, "the control process went away [pid]";
     ControlRefused = 7, "control_refused", SEVERITY_WARNING, "a second control process was refused [holder's pid]";
     SettingsFileIgnored = 8, "settings_file_ignored", SEVERITY_WARNING, "the saved settings could not be used at start; the configuration's are [; cause]";
+    PeersFileIgnored = 9, "peers_file_ignored", SEVERITY_WARNING, "the saved peers could not be used at start; the configuration's are [; cause]";
 
     HugepagesSteppedDown = 20, "hugepages_stepped_down", SEVERITY_WARNING, "memory is on smaller pages than asked [bytes, page bytes now; cause]";
     MemlockLimited = 21, "memlock_limited", SEVERITY_WARNING, "memory could not be locked: RLIMIT_MEMLOCK is too low [bytes, limit]";
@@ -156,6 +157,8 @@ events! {
     PlanPublished = 65, "plan_published", SEVERITY_INFO, "peers were told of a new receive plan [generation, peers pending]";
 
     RoutePressure = 80, "route_pressure", SEVERITY_WARNING, "a transfer went direct because no block was free in time [ticket, bytes]";
+    PeerAdded = 66, "peer_added", SEVERITY_INFO, "a peer was added to this node [slot; name]";
+    PeerRemoved = 67, "peer_removed", SEVERITY_INFO, "a peer was removed from this node and everything of it has ended [slot; name]";
     RouteReplanned = 81, "route_replanned", SEVERITY_WARNING, "the peer demanded another route than its plan said [ticket, bytes]";
     TransferFailed = 82, "transfer_failed", SEVERITY_ERROR, "a transfer failed [ticket, bytes]";
     DeviceError = 83, "device_error", SEVERITY_ERROR, "a device reported an error [ticket or connection, errno]";

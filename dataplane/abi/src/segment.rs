@@ -69,6 +69,8 @@ words! {
         pool_page_bytes: u64 = 9, 0;
         /// Bytes of all staging arenas.
         pool_bytes: u64 = 10, 0;
+        /// Peers that there is room for.
+        peers_max: u32 = 11, 0;
         /// Cores that the dataplane may use, bit n of word n / 64.
         cores: [u64; 16] = 16, 0;
         /// This node's name.

@@ -1,20 +1,29 @@
 //! The admin socket: hands the control segment out, to one control process at a time that may write settings, and to
-//! others that only look.
+//! others that only look; carries out the commands of the one that holds ([`command`]).
 //!
 //! The holder is whoever's connection is open: when it dies, the kernel closes the connection and the next one can hold.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread;
 use std::time::Duration;
 
-use railhead_abi::frame::{AdminHello, AdminWelcome, FRAME_BYTES_MAX, Frame, Refused, name_words};
+use railhead_abi::frame::{
+    AdminAnswer, AdminCommand, AdminHello, AdminWelcome, FRAME_BYTES_MAX, Frame, Refused, name_words,
+    text_words,
+};
 use railhead_abi::observe::EventCode;
 use railhead_abi::{ABI_VERSION, Code};
+use railhead_ring::Word;
 use railhead_shm::socket::{self, SocketError};
 
 use crate::events::{Event, EventLog};
 use crate::segment::ControlSegment;
 use crate::settings::Knock;
+
+pub(crate) mod command;
+
+use command::{Command, Refusal};
 
 /// Version of frames on this node's own sockets.
 #[expect(clippy::cast_possible_truncation, reason = "checked by the assertion below")]
@@ -24,13 +33,21 @@ const _: () = assert!(ABI_VERSION <= u16::MAX as u32);
 /// How long a hold that is taken is waited for: its holder may have died, and the end of its connection not been noticed.
 const HOLD_WAIT: Duration = Duration::from_millis(500);
 
+/// Commands at once: each has a thread, so that a slow one delays neither another nor a wake-up.
+const COMMANDS_MAX: u64 = 8;
+
+/// What carries commands out.
+pub(crate) type CarryOut = Box<dyn Fn(Command) -> Result<u64, Refusal> + Send + Sync>;
+
 /// What the admin threads share.
-#[derive(Debug)]
 pub(crate) struct AdminDesk {
     segment: Arc<ControlSegment>,
     events: Arc<EventLog>,
     settings: flume::Sender<Knock>,
     node: String,
+    carry_out: CarryOut,
+    /// Commands that are being carried out.
+    commands: Word,
     /// Process id of the control process that holds the dataplane.
     holder: Mutex<Option<u32>>,
     /// Rung when a hold ends.
@@ -61,19 +78,22 @@ impl AdminDesk {
         events: Arc<EventLog>,
         settings: flume::Sender<Knock>,
         node: &str,
+        carry_out: CarryOut,
     ) -> Self {
         Self {
             segment,
             events,
             settings,
             node: node.to_owned(),
+            carry_out,
+            commands: Word::new(0),
             holder: Mutex::new(None),
             released: Condvar::new(),
         }
     }
 
     /// Serves one connection until it ends. One thread each.
-    pub(crate) fn serve(&self, connection: &OwnedFd) {
+    pub(crate) fn serve(self: &Arc<Self>, connection: &Arc<OwnedFd>) {
         let hello = match self.read(connection) {
             Ok(Frame::AdminHello(hello)) => hello,
             Ok(_) => return refuse(connection, Code::FrameMalformed, "the first frame is not AdminHello"),
@@ -105,11 +125,12 @@ impl AdminDesk {
         loop {
             match self.read(connection) {
                 Ok(Frame::AdminWake(_)) if hold.is_some() => self.look(),
+                Ok(Frame::AdminCommand(command)) if hold.is_some() => self.begin(command, connection),
                 Ok(_) => {
                     return refuse(
                         connection,
                         Code::FrameMalformed,
-                        "only a holder's AdminWake follows the hello",
+                        "only a holder's AdminWake and AdminCommand follow the hello",
                     );
                 }
                 Err(Some(code)) => return refuse(connection, code, "after the hello"),
@@ -136,6 +157,27 @@ impl AdminDesk {
         Ok(Some(Hold { desk: self, pid }))
     }
 
+    /// Carries a command out on a thread of its own, which answers it.
+    fn begin(self: &Arc<Self>, command: AdminCommand, connection: &Arc<OwnedFd>) {
+        let cookie = command.cookie;
+        if self.commands.fetch_add_release(1) >= COMMANDS_MAX {
+            self.commands.fetch_add_release(u64::MAX);
+            let refusal = Refusal::new(Code::QuotaExceeded, "", "too many commands at once");
+            return answer(connection, cookie, Err(refusal));
+        }
+        let (desk, connection) = (Arc::clone(self), Arc::clone(connection));
+        let carry = move || {
+            let outcome = Command::read(&command).and_then(|command| (desk.carry_out)(command));
+            // A decrement, as the words have no subtraction of their own.
+            desk.commands.fetch_add_release(u64::MAX);
+            answer(&connection, cookie, outcome);
+        };
+        if thread::Builder::new().name("railhead-command".to_owned()).spawn(carry).is_err() {
+            // Its control will say that no answer came.
+            self.commands.fetch_add_release(u64::MAX);
+        }
+    }
+
     fn look(&self) {
         // Full means that it is about to look; disconnected, that the dataplane stops.
         let _ = self.settings.try_send(Knock::Look);
@@ -152,6 +194,26 @@ impl AdminDesk {
             Err(_) => Err(None),
         }
     }
+}
+
+impl core::fmt::Debug for AdminDesk {
+    fn fmt(&self, formatter: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        formatter.debug_struct("AdminDesk").field("holder", &self.holder).finish_non_exhaustive()
+    }
+}
+
+fn answer(connection: &OwnedFd, cookie: u64, outcome: Result<u64, Refusal>) {
+    let answer = match outcome {
+        Ok(figure) => AdminAnswer { cookie, figure, ..AdminAnswer::default() },
+        Err(refusal) => AdminAnswer {
+            cookie,
+            status: refusal.code.number(),
+            field: text_words(&refusal.field),
+            detail: text_words(&refusal.detail),
+            ..AdminAnswer::default()
+        },
+    };
+    send(connection, &Frame::AdminAnswer(answer), &[]);
 }
 
 fn refuse(connection: &OwnedFd, code: Code, detail: &str) {

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use railhead_abi::Code;
 use railhead_abi::observe::EventCode;
-use railhead_abi::segment::{ControlHeader, LINE_WORDS};
+use railhead_abi::segment::{ControlHeader, LINE_WORDS, PEERS_MAX};
 use railhead_memory::Reason;
 use railhead_ring::Word;
 use railhead_shm::handoff::Taker;
@@ -22,6 +22,7 @@ use railhead_tcp::channel::Keys;
 
 use crate::acceptor::Acceptor;
 use crate::admin::AdminDesk;
+use crate::admin::command::Commands;
 use crate::endpoint::{Endpoint, StateLock};
 use crate::error::StartError;
 use crate::events::{Event, EventLog};
@@ -151,7 +152,7 @@ impl Node {
             page,
             Arc::clone(&events),
             Arc::clone(&current),
-            directory(plan, &segment, &lanes),
+            directory(plan, &segment, &lanes)?,
             segment.regions_lost(),
         ));
         let notices_stop = Arc::new(Word::new(0));
@@ -177,7 +178,9 @@ impl Node {
         let peers = start_peers(plan, &registrar, &taken.fabric)?;
         let own = rustix::process::geteuid().as_raw();
         let admins = Arc::new(Acceptor::new("railhead-admin", vec![own, 0], ADMINS_MAX));
-        let desk = AdminDesk::new(segment, Arc::clone(&events), settings.clone(), &config.node.name);
+        let commands = Commands::new(Arc::clone(&peers), config.clone());
+        let carry_out = Box::new(move |command| commands.carry_out(command));
+        let desk = AdminDesk::new(segment, Arc::clone(&events), settings.clone(), &config.node.name, carry_out);
         threads.push(accept_admins(&taken.admin, &admins, desk)?);
         let sessions_max = config.session.max + SESSIONS_SPARE;
         let sessions = Arc::new(Acceptor::new("railhead-client", plan.uids.clone(), sessions_max));
@@ -343,12 +346,19 @@ impl LaneThreads {
     }
 }
 
-/// The configured peers, each with its words of the segment. Slot 0 of that table is this node.
-fn directory(plan: &Plan, segment: &ControlSegment, lanes: &Arc<Lanes>) -> Directory {
+/// The peers to start with, each in a slot of the segment's table. Slot 0 of that table is this node.
+fn directory(plan: &Plan, segment: &ControlSegment, lanes: &Arc<Lanes>) -> Result<Directory, StartError> {
     write_self(segment, &plan.config.node.name);
-    let names = plan.config.peers.iter().map(|peer| PeerName { name: &peer.name, address: &peer.address });
-    let words = (1..).map(|slot| segment.peer(slot));
-    Directory::new(names.zip(words), Arc::clone(lanes), plan.map())
+        if let Some((code, cause)) = &plan.peers_ignored {
+            events.emit(Event::new(EventCode::PeersFileIgnored).reason(*code).text(cause));
+        }
+    let words = (1..PEERS_MAX).map(|slot| segment.peer(slot));
+    let directory = Directory::new(words, Arc::clone(lanes), plan.map());
+    for peer in &plan.config.peers {
+        let name = PeerName { name: &peer.name, address: &peer.address };
+        directory.add(name).map_err(|code| StartError::new(code, "peer", &peer.name))?;
+    }
+    Ok(directory)
 }
 
 fn header(plan: &Plan, fabric: &TcpListener, incarnation: u64) -> ControlHeader {
@@ -371,6 +381,7 @@ fn header(plan: &Plan, fabric: &TcpListener, incarnation: u64) -> ControlHeader 
 }
 
 /// The node's own name, where flight records of transfers to itself look for it.
+        peers_max: u32::try_from(plan.config.peers_room()).unwrap_or(u32::MAX),
 fn write_self(segment: &ControlSegment, node: &str) {
     for (word, value) in segment.peer(0).iter().zip(name(node)).take(LINE_WORDS) {
         word.store_release(value);
@@ -397,7 +408,7 @@ fn publisher(registrar: &Arc<Registrar>) -> crate::settings::Publish {
     let registrar = Arc::clone(registrar);
     let mut last = registrar.current.receive_plan();
     Box::new(move |plan| {
-        if registrar.peers.is_empty() {
+        if registrar.peers.all().is_empty() {
             return;
         }
         // Each generation is told and acknowledged; only another plan is news to people.
@@ -416,7 +427,7 @@ fn accept_admins(
 ) -> Result<JoinHandle<()>, StartError> {
     let (listener, admins, desk) = (duplicate(endpoint)?, Arc::clone(admins), Arc::new(desk));
     spawn("railhead-admins", move || {
-        let serve = move |connection: Arc<OwnedFd>, _| desk.serve(&connection);
+        let serve = move |connection: Arc<OwnedFd>, _| AdminDesk::serve(&desk, &connection);
         admins.run(&listener, serve, |code, client| {
             tracing::warn!(code = code.name(), uid = client.uid, "refused on the admin socket");
         });

@@ -36,9 +36,13 @@ pub(crate) mod backoff;
 pub(crate) mod data;
 pub(crate) mod directory;
 mod link;
+pub(crate) mod peer;
+mod removal;
 
 use backoff::Backoff;
+use directory::PeerName;
 use link::Fresh;
+use peer::Peer;
 
 /// How often a node says that it is alive.
 pub(crate) const HEARTBEAT: Duration = Duration::from_millis(250);
@@ -86,17 +90,52 @@ impl Peers {
         let registrar = Arc::clone(registrar);
         let peers = Arc::new(Self { registrar, identity, stopping: Word::new(0), knocks: Word::new(0) });
         let failed = |error| StartError::new(Code::DeviceError, "peer threads", error);
-        for slot in peers.registrar.peers.slots() {
-            let (running, dialing) = (Arc::clone(&peers), Arc::clone(&peers));
-            let thread = thread::Builder::new().name(format!("railhead-peer-{slot}"));
-            thread.spawn(move || running.supervise(slot)).map_err(failed)?;
-            let thread = thread::Builder::new().name(format!("railhead-dial-{slot}"));
-            thread.spawn(move || dialing.dial_data(slot)).map_err(failed)?;
+        for peer in peers.registrar.peers.all() {
+            peers.serve(&peer).map_err(failed)?;
         }
         let listening = Arc::clone(&peers);
         let thread = thread::Builder::new().name("railhead-listen".to_owned());
         thread.spawn(move || listening.listen(&listener)).map_err(failed)?;
         Ok(peers)
+    }
+
+    /// Adds a peer while the dataplane runs. It is connected as soon as both nodes know each other.
+    ///
+    /// # Errors
+    /// [`Code::NameTaken`], [`Code::PeersFull`]; [`Code::DeviceError`] if there are no threads left.
+    pub(crate) fn add(self: &Arc<Self>, name: PeerName<'_>) -> Result<u32, Code> {
+        let peer = self.registrar.peers.add(name)?;
+        if let Err(error) = self.serve(&peer) {
+            tracing::error!(peer = peer.name(), %error, "no threads for a peer");
+            peer.leave();
+            self.registrar.peers.vacate(&peer);
+            return Err(Code::DeviceError);
+        }
+        let slot = peer.slot();
+        let event = Event::new(EventCode::PeerAdded).text(peer.name());
+        self.registrar.events.emit(event.figures(u64::from(slot), 0));
+        Ok(slot)
+    }
+
+    /// All peers as a configuration names them.
+    pub(crate) fn known(&self) -> Vec<railhead_config::Peer> {
+        let all = self.registrar.peers.all();
+        let known = all.iter().map(|peer| railhead_config::Peer {
+            name: peer.name().to_owned(),
+            address: peer.address().to_owned(),
+        });
+        known.collect()
+    }
+
+    /// Starts the threads of a peer. They end when its removal begins.
+    fn serve(self: &Arc<Self>, peer: &Arc<Peer>) -> std::io::Result<()> {
+        let slot = peer.slot();
+        let (running, dialing) = (Arc::clone(self), Arc::clone(self));
+        let (supervised, dialled) = (Arc::clone(peer), Arc::clone(peer));
+        let thread = thread::Builder::new().name(format!("railhead-peer-{slot}"));
+        thread.spawn(move || running.supervise(&supervised))?;
+        let thread = thread::Builder::new().name(format!("railhead-dial-{slot}"));
+        thread.spawn(move || dialing.dial_data(&dialled)).map(drop)
     }
 
     /// Ends all channels; peers see it at once.
@@ -109,39 +148,42 @@ impl Peers {
         self.stopping.load_acquire() != 0
     }
 
+    /// Whether the threads of a peer shall end.
+    fn is_over(&self, peer: &Peer) -> bool {
+        self.is_stopping() || peer.is_leaving()
+    }
+
     /// Keeps the channel to one peer.
-    fn supervise(&self, slot: u32) {
-        let peer = self.registrar.peers.get(slot);
+    fn supervise(self: &Arc<Self>, peer: &Arc<Peer>) {
         let we_dial = self.registrar.node.as_str() < peer.name();
-        let mut backoff = Backoff::new(u64::from(slot) ^ self.registrar.incarnation);
-        while !self.is_stopping() {
-            let fresh = if we_dial { self.dial(slot) } else { peer.wait_for_channel(HEARTBEAT) };
+        let mut backoff = Backoff::new(u64::from(peer.slot()) ^ self.registrar.incarnation);
+        while !self.is_over(peer) {
+            let fresh = if we_dial { self.dial(peer) } else { peer.wait_for_channel() };
             match fresh {
                 Ok(Some(fresh)) => {
                     let since = Instant::now();
-                    let cause = self.run(slot, fresh);
+                    let cause = self.run(peer, fresh);
                     if self.is_stopping() {
                         return;
                     }
-                    self.went_down(slot, cause);
+                    self.went_down(peer, cause);
                     // A channel that ends at once, again and again, is no success.
                     if since.elapsed() >= DEAD_AFTER {
                         backoff.reset();
                     } else if we_dial {
-                        thread::sleep(backoff.next());
+                        peer.pause(backoff.next());
                     }
                 }
                 Ok(None) => {}
                 Err(error) => {
-                    self.cannot_connect(slot, &error);
-                    thread::sleep(backoff.next());
+                    self.cannot_connect(peer, &error);
+                    peer.pause(backoff.next());
                 }
             }
         }
     }
 
-    fn dial(&self, slot: u32) -> Result<Option<Fresh>, ChannelError> {
-        let peer = self.registrar.peers.get(slot);
+    fn dial(&self, peer: &Peer) -> Result<Option<Fresh>, ChannelError> {
         let mut channel = channel::dial(peer.address(), &self.identity.keys, HANDSHAKE_MAX)?;
         let ours = self.hello()?;
         let theirs = channel.greet(&ours, HANDSHAKE_MAX, |hello| {
@@ -219,16 +261,16 @@ impl Peers {
         }
     }
 
-    /// A node that wants a channel: only a configured peer that dials by the rule gets one.
+    /// A node that wants a channel: only a known peer that dials by the rule gets one.
     fn answer_channel(&self, knock: ChannelKnock) -> Result<(), Code> {
         let mut channel: Channel =
             knock.accept(&self.identity.keys, HANDSHAKE_MAX).map_err(|error| error.code())?;
         let ours = self.hello().map_err(|error| error.code())?;
-        let mut slot = None;
+        let mut peer = None;
         let theirs = channel.greet(&ours, HANDSHAKE_MAX, |hello| {
             let name = Text::of(&hello.node);
-            slot = self.registrar.peers.find(name.as_str());
-            if slot.is_none() {
+            peer = self.registrar.peers.find(name.as_str());
+            if peer.is_none() {
                 return Some(Refused::because(Code::NodeUnknown, name.as_str()));
             }
             // Otherwise whoever holds the key could end the channel that we dial by dialling another.
@@ -238,8 +280,8 @@ impl Peers {
             refuse_lanes(hello)
         });
         let theirs = theirs.map_err(|error| error.code())?;
-        if let Some(slot) = slot {
-            self.registrar.peers.get(slot).give_channel(Fresh::new(channel, &ours, theirs));
+        if let Some(peer) = peer {
+            peer.give_channel(Fresh::new(channel, &ours, theirs));
         }
         Ok(())
     }

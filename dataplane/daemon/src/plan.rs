@@ -2,7 +2,7 @@
 
 use railhead_abi::Code;
 use railhead_abi::settings::Limits;
-use railhead_config::{Config, Hugepages};
+use railhead_config::{Config, Hugepages, peers_file};
 use railhead_core::pool::PoolShape;
 use railhead_memory::{ArenaConfig, Policy};
 
@@ -11,8 +11,6 @@ use crate::lane::connections::Map;
 use crate::machine::Cores;
 use crate::settings::StartSettings;
 
-/// Peers of a node: the first of the 64 slots of the peer tables is the node itself.
-const PEERS_MAX: usize = railhead_abi::segment::PEERS_MAX - 1;
 /// A client gets one descriptor for each lane, and two more, in one message.
 const _: () = assert!(railhead_shm::socket::FDS_MAX >= railhead_abi::settings::LANES_MAX + 2);
 
@@ -36,20 +34,19 @@ pub struct Plan {
     pub(crate) start: StartSettings,
     pub(crate) uids: Vec<u32>,
 }
+    /// Why the saved peers were not used, if there were some.
+    pub(crate) peers_ignored: Option<(Code, String)>,
 
 impl Plan {
     /// Checks a configuration against this machine and this process. Makes nothing.
     ///
     /// # Errors
     /// The first contradiction, naming the field.
-    pub fn new(config: Config) -> Result<Self, StartError> {
+    pub fn new(mut config: Config) -> Result<Self, StartError> {
         let key = config.fabric.read_key().map_err(|error| {
             StartError::new(error.code, "fabric.key_file", error.what).remedy(error.remedy)
         })?;
-        if config.peers.len() > PEERS_MAX {
-            let cause = format!("{} peers; at most {PEERS_MAX}", config.peers.len());
-            return Err(StartError::new(Code::ConfigField, "peer", cause));
-        }
+        let peers_ignored = overlay_peers(&mut config);
         if let Some(node) = config.pool.numa_node
             && !std::path::Path::new(&format!("/sys/devices/system/node/node{node}")).exists()
         {
@@ -64,7 +61,7 @@ impl Plan {
         let start = StartSettings::load(&config, &limits)?;
         let own = rustix::process::geteuid().as_raw();
         let uids = config.session.uids.clone().unwrap_or_else(|| vec![own, 0]);
-        let plan = Self { config, key: ClusterKey(key), allowed, limits, start, uids };
+        let plan = Self { config, key: ClusterKey(key), allowed, limits, start, uids, peers_ignored };
         if !plan.pool().is_sound() {
             return Err(StartError::new(
                 Code::ConfigContradiction,
@@ -115,7 +112,22 @@ impl Plan {
 
     /// Which connection of a lane is which.
     pub(crate) fn map(&self) -> Map {
-        Map::new(self.config.peers.len(), self.config.dataplane.lanes)
+        Map::new(self.config.peers_room(), self.config.dataplane.lanes)
+    }
+}
+
+/// Puts the peers that control saved in the place of the configuration's. Says why, if it cannot be done.
+fn overlay_peers(config: &mut Config) -> Option<(Code, String)> {
+    match peers_file::load(&config.node.state_dir) {
+        Ok(None) => None,
+        Ok(Some(saved)) => match config.check_peers(&saved) {
+            Ok(()) => {
+                config.peers = saved;
+                None
+            }
+            Err(error) => Some((error.code, format!("{}: {}", error.field, error.what))),
+        },
+        Err(error) => Some((Code::ConfigSyntax, error.to_string())),
     }
 }
 

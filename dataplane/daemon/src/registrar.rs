@@ -203,10 +203,15 @@ impl Registrar {
         }
     }
 
-    /// A peer has another incarnation than before: what it held is not held any more, what it gave means nothing.
-    pub(crate) fn peer_restarted(&self, peer: u32) {
+    /// A peer is gone for good: what it held is not held any more.
+    pub(crate) fn peer_gone(&self, peer: u32) {
         let held = self.tables().unhold_all(peer);
         held.into_iter().for_each(|key| self.withdraw_right(key));
+    }
+
+    /// A peer has another incarnation than before: what it held is not held any more, what it gave means nothing.
+    pub(crate) fn peer_restarted(&self, peer: u32) {
+        self.peer_gone(peer);
         if let Err(code) = self.lanes.call_all(|_| Command::ExpireRemotes { peer }) {
             tracing::error!(
                 code = code.name(),

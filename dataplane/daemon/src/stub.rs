@@ -7,7 +7,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use railhead_abi::Code;
-use railhead_abi::segment::{ControlHeader, PORTS_PER_LANE_MAX};
+use railhead_abi::segment::{ControlHeader, PEERS_MAX, PORTS_PER_LANE_MAX};
 use railhead_abi::settings::Settings;
 use railhead_core::Notice;
 use railhead_core::tables::{PortIndex, PortParts, Role};
@@ -186,9 +186,12 @@ impl StubNode {
         let (stop, hold) = (Arc::new(Word::new(0)), Arc::new(Word::new(0)));
         let StubLanes { lanes, returns, doorbell, logs, mut threads } =
             lanes(lane_count, &page, &stop, &hold);
-        let words = (1..).map(|slot| segment.peer(slot));
-        let map = Map::new(peers.len(), lane_count);
-        let directory = Directory::new(peers.iter().copied().zip(words), Arc::clone(&lanes), map);
+        let words = (1..PEERS_MAX).map(|slot| segment.peer(slot));
+        let map = Map::new(peers.len() + 2, lane_count);
+        let directory = Directory::new(words, Arc::clone(&lanes), map);
+        for peer in peers {
+            directory.add(*peer).unwrap();
+        }
         let registrar = Arc::new(Registrar::new(
             name,
             incarnation,

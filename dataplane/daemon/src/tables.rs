@@ -25,6 +25,8 @@ pub(crate) const SESSION_BYTES_MAX: u64 = 1 << 40;
 pub(crate) const BYTES_MAX: u64 = 8 << 40;
 /// This node in the table of peers.
 pub(crate) const SELF: u32 = 0;
+/// In a remote handle: its peer was removed.
+pub(crate) const NO_PEER: u32 = u32::MAX;
 
 /// A session.
 #[derive(Debug)]
@@ -469,6 +471,22 @@ impl Tables {
     pub(crate) fn remotes_of_peer(&self, peer: u32, key: Option<Key>) -> Vec<u32> {
         let is_meant = |remote: &RemoteEntry| remote.peer == peer && key.is_none_or(|key| remote.key == key);
         self.remotes.iter().filter(|(_, remote)| is_meant(remote)).map(|(slot, _)| slot).collect()
+    }
+
+    /// The keys of all handles that a peer gave, each with the incarnation that gave it.
+    pub(crate) fn keys_of_peer(&self, peer: u32) -> Vec<(Key, u64)> {
+        let given = self.remotes.iter().filter(|(_, remote)| remote.peer == peer);
+        given.map(|(_, remote)| (remote.key, remote.incarnation)).collect()
+    }
+
+    /// Parts the handles that a peer gave from its slot, which another one may get: no lane has them, and their sessions
+    /// have to give them back all the same.
+    pub(crate) fn orphan_remotes(&mut self, peer: u32) {
+        for slot in self.remotes_of_peer(peer, None) {
+            if let Some(remote) = self.remotes.get_mut(slot) {
+                remote.peer = NO_PEER;
+            }
+        }
     }
 
     /// Frees a remote handle's slot: no lane uses it.

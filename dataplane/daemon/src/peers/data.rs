@@ -17,7 +17,8 @@ use railhead_core::port::ConnectionIndex;
 use railhead_core::tables::{ConnectionInfo, Role};
 use railhead_tcp::channel::{DataKnock, dial_data};
 
-use super::directory::{Directory, Link};
+use super::directory::Directory;
+use super::peer::{Link, Peer};
 use super::{HANDSHAKE_MAX, HEARTBEAT, Peers};
 use crate::lane::connections::{self, Map};
 use crate::lane::mail::Command;
@@ -32,7 +33,7 @@ const ATTEMPTS: usize = 3;
 const LIVE_WITHIN: Duration = Duration::from_millis(500);
 
 /// A connection that a lane wants.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Wanted {
     /// The lane.
     pub(crate) lane: usize,
@@ -119,7 +120,25 @@ impl Directory {
     pub(crate) fn connection_down(&self, lane: usize, connection: ConnectionIndex, cause: Code) {
         tracing::debug!(lane, connection = connection.0, cause = cause.name(), "a data connection ended");
         self.targets.lock().unwrap_or_else(PoisonError::into_inner).put(lane, connection);
+        self.forget_ours(Wanted { lane, connection });
         self.ended.notify_all();
+    }
+
+    fn forget_ours(&self, wanted: Wanted) {
+        self.ours.lock().unwrap_or_else(PoisonError::into_inner).remove(&wanted);
+    }
+
+    /// Waits until lanes have none of our connections to a peer any more; false when the time is over first.
+    pub(super) fn wait_for_ours(&self, slot: u32, limit: Duration) -> bool {
+        let is_meant = |ours: &Wanted| connections::of_peer(slot).contains(&ours.connection);
+        let until = Instant::now() + limit;
+        while self.ours.lock().unwrap_or_else(PoisonError::into_inner).iter().any(is_meant) {
+            if Instant::now() >= until {
+                return false;
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        true
     }
 
     /// Ends all of a peer's connections to us; true when they have ended in time.
@@ -165,12 +184,11 @@ impl Directory {
 }
 
 impl Peers {
-    /// Connects what lanes want of one peer, until the dataplane stops.
-    pub(super) fn dial_data(&self, slot: u32) {
-        let peer = self.registrar.peers.get(slot);
-        while !self.is_stopping() {
+    /// Connects what lanes want of one peer, until the dataplane stops or the peer is removed.
+    pub(super) fn dial_data(&self, peer: &Peer) {
+        while !self.is_over(peer) {
             let Ok(wanted) = peer.wanted.1.recv_timeout(HEARTBEAT) else { continue };
-            if let Err(code) = self.connect(slot, wanted) {
+            if let Err(code) = self.connect(peer, wanted) {
                 tracing::info!(
                     peer = peer.name(),
                     lane = wanted.lane,
@@ -183,12 +201,11 @@ impl Peers {
     }
 
     /// Connects, anew when the channel that vouched for an attempt ended meanwhile: the attempt may have failed for that.
-    fn connect(&self, slot: u32, wanted: Wanted) -> Result<(), Code> {
-        let peer = self.registrar.peers.get(slot);
+    fn connect(&self, peer: &Peer, wanted: Wanted) -> Result<(), Code> {
         let mut outcome = Err(Code::PeerDown);
         for _ in 0..ATTEMPTS {
-            let link = self.link_within(slot, GRACE).ok_or(Code::PeerDown)?;
-            outcome = self.connect_by(slot, &link, wanted);
+            let link = self.link_within(peer, GRACE).ok_or(Code::PeerDown)?;
+            outcome = self.connect_by(peer, &link, wanted);
             // A connection of an ended channel may have come too late for being closed with it: once more, and then anew.
             let is_current = peer.link().is_some_and(|now| Arc::ptr_eq(&now, &link));
             match outcome {
@@ -202,7 +219,7 @@ impl Peers {
     }
 
     /// One attempt.
-    fn connect_by(&self, slot: u32, link: &Link, wanted: Wanted) -> Result<(), Code> {
+    fn connect_by(&self, peer: &Peer, link: &Link, wanted: Wanted) -> Result<(), Code> {
         let Wanted { lane, connection } = wanted;
         let directory = &self.registrar.peers;
         let class = directory.map.class_of(connection).ok_or(Code::ProtocolViolation)?;
@@ -212,11 +229,10 @@ impl Peers {
             let mut signer = link.signer.lock().unwrap_or_else(PoisonError::into_inner);
             signer.sign(number, target_lane, u32::from(class))
         };
-        let address = directory.get(slot).address();
-        let stream = dial_data(address, &hello, HANDSHAKE_MAX).map_err(|error| error.code())?;
+        let stream = dial_data(peer.address(), &hello, HANDSHAKE_MAX).map_err(|error| error.code())?;
         let info = ConnectionInfo {
             role: Role::Initiator,
-            peer: slot,
+            peer: peer.slot(),
             class,
             slots: link.hello.slots.min(SLOTS_MAX),
             small_bytes: u64::from(link.hello.small_bytes),
@@ -224,16 +240,18 @@ impl Peers {
             pool_epoch: pool_epoch(link.hello.incarnation),
         };
         let socket = OwnedFd::from(stream);
-        directory.lanes.call(lane, Command::AttachConnection { connection, socket, info }).map(drop)
+        // Before the lane has it: its end may be reported at once.
+        directory.ours.lock().unwrap_or_else(PoisonError::into_inner).insert(wanted);
+        let attached = directory.lanes.call(lane, Command::AttachConnection { connection, socket, info });
+        attached.map(drop).inspect_err(|_| directory.forget_ours(wanted))
     }
 
     /// The live channel of a peer, waited for if it ended less than `grace` ago.
-    fn link_within(&self, slot: u32, grace: Duration) -> Option<Arc<Link>> {
-        let peer = self.registrar.peers.get(slot);
+    fn link_within(&self, peer: &Peer, grace: Duration) -> Option<Arc<Link>> {
         loop {
             let link = peer.link();
             let is_recent = peer.down_since().is_some_and(|since| since.elapsed() < grace);
-            if link.is_some() || !is_recent || self.is_stopping() {
+            if link.is_some() || !is_recent || self.is_over(peer) {
                 return link;
             }
             thread::sleep(Duration::from_millis(5));
@@ -243,7 +261,8 @@ impl Peers {
     /// A data connection that a peer dialled.
     pub(super) fn answer_data(&self, knock: DataKnock) -> Result<(), Code> {
         let hello = *knock.hello();
-        let (slot, theirs) = self.verify(&hello)?;
+        let (peer, theirs) = self.verify(&hello)?;
+        let slot = peer.slot();
         let directory = &self.registrar.peers;
         let lane = hello.target_lane as usize;
         if lane >= directory.lanes.count() || hello.class as usize >= CLASSES || hello.lane >= theirs.lanes {
@@ -282,7 +301,7 @@ impl Peers {
             return Err(code);
         }
         // The channel may have ended after the hello was verified: then nothing else would close this connection.
-        if directory.get(slot).link().is_none_or(|link| link.hello != theirs) {
+        if peer.link().is_none_or(|link| link.hello != theirs) {
             directory.lanes.call(lane, Command::CloseConnection { connection, cause: Code::PeerDown })?;
         }
         Ok(())
@@ -290,7 +309,7 @@ impl Peers {
 
     /// The peer whose live channel vouches for this hello. The peer may be a moment ahead: its end of a new channel is live
     /// once our hello arrived, ours once the channel's thread runs.
-    fn verify(&self, hello: &DataHello) -> Result<(u32, NodeHello), Code> {
+    fn verify(&self, hello: &DataHello) -> Result<(Arc<Peer>, NodeHello), Code> {
         let until = Instant::now() + LIVE_WITHIN;
         loop {
             if let Some(verified) = self.verify_now(hello) {
@@ -303,13 +322,12 @@ impl Peers {
         }
     }
 
-    fn verify_now(&self, hello: &DataHello) -> Option<Result<(u32, NodeHello), Code>> {
-        let directory = &self.registrar.peers;
-        for slot in directory.slots() {
-            let Some(link) = directory.get(slot).link() else { continue };
+    fn verify_now(&self, hello: &DataHello) -> Option<Result<(Arc<Peer>, NodeHello), Code>> {
+        for peer in self.registrar.peers.all() {
+            let Some(link) = peer.link() else { continue };
             let mut verifier = link.verifier.lock().unwrap_or_else(PoisonError::into_inner);
             if verifier.token() == hello.token {
-                return Some(verifier.verify(hello).map(|()| (slot, link.hello)));
+                return Some(verifier.verify(hello).map(|()| (peer, link.hello)));
             }
         }
         None

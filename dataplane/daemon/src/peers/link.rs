@@ -12,7 +12,7 @@ use railhead_core::port::Key;
 use railhead_ring::Word;
 use railhead_tcp::channel::{Channel, ChannelError, DataSigner, DataVerifier, Sender};
 
-use super::directory::{Link, OUTBOX, Outgoing};
+use super::peer::{Link, OUTBOX, Outgoing, Peer};
 use super::{DEAD_AFTER, HANDSHAKE_MAX, HEARTBEAT, Peers};
 use crate::events::Event;
 use crate::lane::mail::Command;
@@ -40,8 +40,8 @@ impl Fresh {
 
 impl Peers {
     /// Serves a channel until it ends. Returns why it did.
-    pub(super) fn run(self: &Peers, slot: u32, fresh: Fresh) -> Code {
-        let peer = self.registrar.peers.get(slot);
+    pub(super) fn run(&self, peer: &Arc<Peer>, fresh: Fresh) -> Code {
+        let slot = peer.slot();
         let (sender, mut receiver) = fresh.channel.split();
         let (outbox, outgoing) = flume::bounded(OUTBOX);
         let sending = thread::Builder::new().name(format!("railhead-send-{slot}"));
@@ -60,7 +60,9 @@ impl Peers {
         if peer.is_restarted(fresh.hello.incarnation) {
             self.registrar.peer_restarted(slot);
         }
-        peer.came_up(link);
+        if !peer.came_up(link) {
+            return Code::PeerRemoved;
+        }
         let event = Event::new(EventCode::PeerUp).text(peer.name());
         self.registrar.events.emit(event.figures(fresh.hello.incarnation, 0));
         // It may have missed changes while it was away.
@@ -73,7 +75,7 @@ impl Peers {
             };
             match received {
                 Ok(frame) => {
-                    if let Err(code) = self.received(slot, frame) {
+                    if let Err(code) = self.received(peer, frame) {
                         break code;
                     }
                 }
@@ -90,16 +92,14 @@ impl Peers {
     }
 
     /// After the end of a channel: nothing of this peer goes on.
-    pub(super) fn went_down(&self, slot: u32, cause: Code) {
-        let peer = self.registrar.peers.get(slot);
+    pub(super) fn went_down(&self, peer: &Peer, cause: Code) {
         self.registrar.events.emit(Event::new(EventCode::PeerDown).reason(cause).text(peer.name()));
-        self.registrar.peers.close_ours(slot, cause);
-        self.registrar.peers.close_targets(slot, cause);
+        self.registrar.peers.close_ours(peer.slot(), cause);
+        self.registrar.peers.close_targets(peer.slot(), cause);
     }
 
     /// A dialled peer cannot be reached: said once for each cause.
-    pub(super) fn cannot_connect(&self, slot: u32, error: &ChannelError) {
-        let peer = self.registrar.peers.get(slot);
+    pub(super) fn cannot_connect(&self, peer: &Peer, error: &ChannelError) {
         if peer.set_cause(error.code()) {
             let text = format!("{} at {}: {error}", peer.name(), peer.address());
             self.registrar.events.emit(Event::new(EventCode::PeerDown).reason(error.code()).text(text));
@@ -107,29 +107,27 @@ impl Peers {
     }
 
     /// Deals with one frame of a peer. What takes long is left to others, or the peer's heartbeats would not be read.
-    fn received(&self, slot: u32, frame: Frame) -> Result<(), Code> {
-        let peer = self.registrar.peers.get(slot);
+    fn received(&self, peer: &Arc<Peer>, frame: Frame) -> Result<(), Code> {
         match frame {
             Frame::Heartbeat(_) => {}
             Frame::NodeOpen(open) => {
-                let answer = self.open(slot, &open);
+                let answer = self.open(peer, &open);
                 peer.post(Frame::NodeOpened(answer));
             }
             Frame::NodeOpened(opened) => peer.opened(opened),
-            Frame::NodePlan(plan) => self.plan(slot, &plan)?,
+            Frame::NodePlan(plan) => self.plan(peer, &plan)?,
             Frame::NodePlanned(planned) => peer.set_planned(planned.figure),
-            Frame::NodeClose(close) => self.closed(slot, close)?,
+            Frame::NodeClose(close) => self.closed(peer, close)?,
             Frame::NodeClosed(close) => peer.withdrawn(Key { index: close.index, epoch: close.epoch }),
             _ => return Err(Code::ProtocolViolation),
         }
         Ok(())
     }
 
-    fn open(&self, slot: u32, open: &NodeOpen) -> NodeOpened {
-        let peer = self.registrar.peers.get(slot);
+    fn open(&self, peer: &Peer, open: &NodeOpen) -> NodeOpened {
         let refused =
             |code: Code| NodeOpened { cookie: open.cookie, status: code.number(), ..NodeOpened::default() };
-        let opened = match self.registrar.open_for_peer(slot, peer.name(), open) {
+        let opened = match self.registrar.open_for_peer(peer.slot(), peer.name(), open) {
             Ok(opened) => opened,
             Err(code) => return refused(code),
         };
@@ -149,11 +147,10 @@ impl Peers {
     }
 
     /// The peer receives by another plan: once every lane uses it, the peer is told so.
-    fn plan(&self, slot: u32, plan: &NodePlan) -> Result<(), Code> {
+    fn plan(&self, peer: &Peer, plan: &NodePlan) -> Result<(), Code> {
         if plan.mode > 2 {
             return Err(Code::ProtocolViolation);
         }
-        let peer = self.registrar.peers.get(slot);
         let generation = plan.generation;
         let mode = mode_of(u64::from(plan.mode));
         let plan =
@@ -162,7 +159,7 @@ impl Peers {
         if !peer.set_plan(plan) {
             return Ok(());
         }
-        self.registrar.lanes.call_all(|_| Command::UpdatePlan { peer: slot, plan })?;
+        self.registrar.lanes.call_all(|_| Command::UpdatePlan { peer: peer.slot(), plan })?;
         peer.post(Frame::NodePlanned(Empty { figure: generation }));
         Ok(())
     }
@@ -170,7 +167,8 @@ impl Peers {
     /// A key is not used any more by its holder, or not valid any more says its owner. Which of the two the frame does not
     /// say, but the tables do. Should a key of ours and one of theirs have the same numbers, which are random, both ends
     /// are acted on: a handle too many becomes stale, and nothing is written that may not be.
-    fn closed(&self, slot: u32, close: NodeClose) -> Result<(), Code> {
+    fn closed(&self, peer: &Arc<Peer>, close: NodeClose) -> Result<(), Code> {
+        let slot = peer.slot();
         let key = Key { index: close.index, epoch: close.epoch };
         let (is_held, is_ours) = {
             let tables = self.registrar.tables();
@@ -181,17 +179,17 @@ impl Peers {
             self.registrar.peer_closed(slot, key);
         }
         if is_ours {
-            let registrar = Arc::clone(&self.registrar);
+            let (registrar, peer) = (Arc::clone(&self.registrar), Arc::clone(peer));
             let withdraw = move || {
                 // Not in time: no answer, and the owner fences us.
                 if registrar.withdraw_remotes(slot, Some(key), REVOKE_MAX) {
-                    registrar.peers.get(slot).post(Frame::NodeClosed(close));
+                    peer.post(Frame::NodeClosed(close));
                 }
             };
             let thread = thread::Builder::new().name(format!("railhead-end-{slot}"));
             thread.spawn(withdraw).map_err(|_| Code::DeviceError)?;
         } else if !is_held {
-            self.registrar.peers.get(slot).post(Frame::NodeClosed(close));
+            peer.post(Frame::NodeClosed(close));
         }
         Ok(())
     }

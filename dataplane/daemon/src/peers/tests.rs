@@ -131,7 +131,7 @@ fn older_plans_and_claims_of_plans_to_come_change_nothing() {
     assert!(log.contains(&"plan 1 5".to_owned()) && !log.contains(&"plan 1 4".to_owned()), "{log:?}");
     assert_eq!((b.status().plan_generation, b.status().receive_direct_from_bytes), (6, 88));
     let claim = Empty { figure: u64::MAX };
-    assert!(b.node.registrar.peers.get(1).post(Frame::NodePlanned(claim)));
+    assert!(b.node.registrar.peers.get(1).unwrap().post(Frame::NodePlanned(claim)));
     // The answer to this comes after the claim was read.
     assert_eq!(b.ask("nothing", "x"), Err(Code::RegionUnknown));
     assert_eq!(a.status().planned_generation, 6);
@@ -199,7 +199,7 @@ fn wanted_connections_are_made_and_a_second_one_replaces_the_first() {
     }
     assert!(a.node.has_seen(&format!("initiator {} class 0", latency.0)));
     assert!(a.node.has_seen(&format!("initiator {} class 1", bulk.0)));
-    assert!(b.node.has_seen("target 6 class") && b.node.has_seen("target 7 class"));
+    assert!(b.node.has_seen("target 10 class") && b.node.has_seen("target 11 class"));
     b.node.take_log();
     a.node.registrar.notice(0, Notice::ConnectionWanted { connection: bulk, peer: 1 });
     assert!(b.node.has_seen("target"));
@@ -215,7 +215,7 @@ fn connections_end_with_the_channel_and_wanted_ones_are_refused() {
     assert!(b.node.has_seen("initiator 4 class 0") && a.node.has_seen("target"));
     drop(b);
     assert!(within(|| a.status().state == PEER_DOWN));
-    assert!(a.node.has_seen("close 6 true"), "the peer's connection to us");
+    assert!(a.node.has_seen("close 10 true"), "the peer's connection to us");
     assert_eq!(a.ask("r", "x"), Err(Code::PeerNotConnected));
     a.node.take_log();
     a.node.registrar.notice(0, Notice::ConnectionWanted { connection: latency, peer: 1 });
@@ -295,4 +295,98 @@ fn a_stranger_with_a_data_hello_gets_nothing() {
     assert!(!b.node.take_log().iter().any(|seen| seen.starts_with("target")));
     assert_eq!(a.status().state, PEER_UP);
     a.node.registrar.peers.connection_down(0, ConnectionIndex(60), Code::Ok);
+}
+
+/// The status of the peer in a slot.
+fn status_of(node: &StubNode, slot: usize) -> PeerStatus {
+    let words = node.segment.peer(slot);
+    PeerStatus::decode(&core::array::from_fn(|at| words[at].load_acquire()))
+}
+
+#[test]
+fn peers_are_added_live_on_both_sides_and_no_more_than_there_is_room_for() {
+    let ((at_a, a_address), (at_b, b_address)) = (listener(), listener());
+    let a = Running::start("a", 11, KEY, &at_a, ("z", a_address));
+    let b = Running::start("b", 22, KEY, &at_b, ("z", b_address));
+    let add = |to: &Running, name: &str, address: SocketAddr| {
+        to.peers.add(PeerName { name, address: &address.to_string() })
+    };
+    assert_eq!(add(&a, "b", b_address), Ok(2));
+    assert_eq!(add(&b, "a", a_address), Ok(2));
+    assert!(within(|| [&a, &b].iter().all(|side| status_of(&side.node, 2).state == PEER_UP)));
+    assert_eq!(add(&a, "b", b_address), Err(Code::NameTaken));
+    // Two more than a stub starts with.
+    assert_eq!(add(&a, "c", a_address), Ok(3));
+    assert_eq!(add(&a, "d", a_address), Err(Code::PeersFull));
+    assert_eq!(a.peers.remove("c", Duration::ZERO), Ok(3));
+    assert_eq!(add(&a, "d", a_address), Ok(3));
+}
+
+#[test]
+fn a_peer_that_is_removed_leaves_nothing_and_its_slot_is_free_again() {
+    let (a, b) = pair();
+    let (of_a, of_b) = (a.add_region("r", "*"), b.add_region("r", "*"));
+    a.ask("r", "x").unwrap();
+    b.ask("r", "x").unwrap();
+    let remote = crate::tables::RemoteEntry {
+        session: 0,
+        peer: 1,
+        key: of_b,
+        incarnation: 22,
+        is_going: false,
+        lanes: 1,
+    };
+    let (slot, _) = a.node.registrar.tables().add_remote(remote).unwrap();
+    let [latency, _] = connections::of_peer(1);
+    a.node.registrar.notice(0, Notice::ConnectionWanted { connection: latency, peer: 1 });
+    b.node.registrar.notice(0, Notice::ConnectionWanted { connection: latency, peer: 1 });
+    assert!(a.node.has_seen("initiator 4") && a.node.has_seen("target"));
+    a.node.take_log();
+    assert_eq!(a.peers.remove("b", Duration::from_secs(1)), Ok(1));
+    let log = a.node.take_log();
+    let at = |word: &str| {
+        log.iter().position(|seen| seen.starts_with(word)).unwrap_or_else(|| panic!("{word}: {log:?}"))
+    };
+    assert!(at(&format!("end remote {slot}")) < at("close 4 true"), "its handles first: {log:?}");
+    at("close 10 true");
+    at("allow 1");
+    assert!(a.node.registrar.tables().region(of_a.index).unwrap().holds.is_empty());
+    assert_eq!(status_of(&a.node, 1).state, railhead_abi::segment::PEER_ABSENT);
+    assert!(b.node.has_seen("allow 1"), "its handle was given back before the channel ended");
+    assert_eq!(a.peers.remove("b", Duration::ZERO), Err(Code::PeerUnknown));
+    assert_eq!(a.ask("r", "x"), Err(Code::PeerUnknown));
+    // It is not let in, and says why.
+    assert!(within(|| b.status().state == PEER_DOWN));
+    // The session gives its handle back later, to nobody.
+    assert_eq!(a.node.registrar.tables().remote(slot).unwrap().peer, crate::tables::NO_PEER);
+    let address = b.listener.local_addr().unwrap().to_string();
+    assert_eq!(
+        a.peers.add(PeerName { name: "b", address: &address }),
+        Ok(2),
+        "the slot that was free the longest"
+    );
+    assert!(within(|| status_of(&a.node, 2).state == PEER_UP && b.status().state == PEER_UP));
+}
+
+#[test]
+fn removal_waits_for_transfers_as_long_as_it_was_told_and_then_ends_them() {
+    let (a, b) = pair();
+    let key = b.add_region("r", "*");
+    a.ask("r", "x").unwrap();
+    let remote =
+        crate::tables::RemoteEntry { session: 0, peer: 1, key, incarnation: 22, is_going: false, lanes: 1 };
+    a.node.registrar.tables().add_remote(remote).unwrap();
+    let [latency, _] = connections::of_peer(1);
+    a.node.registrar.notice(0, Notice::ConnectionWanted { connection: latency, peer: 1 });
+    assert!(a.node.has_seen("initiator 4"));
+    a.node.hold.store_release(1);
+    let peers = Arc::clone(&a.peers);
+    let since = Instant::now();
+    let removing = thread::spawn(move || peers.remove("b", Duration::from_millis(200)));
+    assert!(a.node.has_seen("close 4 true"));
+    assert!(since.elapsed() >= Duration::from_millis(200));
+    thread::sleep(Duration::from_millis(50));
+    assert!(!removing.is_finished(), "its transfers have not ended");
+    a.node.hold.store_release(0);
+    assert_eq!(removing.join().unwrap(), Ok(1));
 }

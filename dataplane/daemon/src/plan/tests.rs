@@ -3,6 +3,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use railhead_abi::settings::{Setting, Settings};
+use railhead_config::Peer;
 use railhead_config::settings_file::{self, Saved};
 
 use super::*;
@@ -46,12 +47,6 @@ fn what_this_machine_does_not_have_is_refused_by_name() {
     assert_eq!((refused.code, refused.what.as_str()), (Code::SettingCoreAbsent, "settings.lanes.0.core"));
     let refused = configuration(folder.path(), "[pool]\nnuma_node = 63\n").unwrap_err();
     assert_eq!((refused.code, refused.what.as_str()), (Code::ConfigContradiction, "pool.numa_node"));
-    let peers: String =
-        (0..64).map(|at| format!("[[peer]]\nname = \"p{at}\"\naddress = \"h:{}\"\n", at + 1)).collect();
-    let peers = format!("[pool]\nsmall_receive = 256\nlarge_receive = 256\n{peers}");
-    let refused = configuration(folder.path(), &peers).unwrap_err();
-    assert_eq!((refused.code, refused.what.as_str()), (Code::ConfigField, "peer"));
-    assert!(refused.to_string().contains("at most 63"), "{refused}");
 }
 
 #[test]
@@ -93,4 +88,32 @@ fn saved_settings_that_do_not_fit_are_ignored_with_the_reason() {
     fs::write(state.join(settings_file::FILE_NAME), "{").unwrap();
     let plan = configuration(folder.path(), "").unwrap();
     assert_eq!((plan.start.ignored.unwrap().0, plan.start.generation), (Code::ConfigSyntax, 1));
+}
+
+#[test]
+fn saved_peers_take_the_place_of_the_configurations_unless_they_do_not_fit() {
+    let folder = tempfile::tempdir().unwrap();
+    let state_dir = folder.path().join("run");
+    fs::create_dir(&state_dir).unwrap();
+    let configured = "[[peer]]\nname = \"b\"\naddress = \"h:1\"\n";
+    let plan = configuration(folder.path(), configured).unwrap();
+    assert_eq!((plan.config.peers.len(), plan.map().peers()), (1, 1 + railhead_config::PEERS_SPARE));
+    let peer = |name: &str, port: u16| Peer { name: name.to_owned(), address: format!("h:{port}") };
+    peers_file::save(&state_dir, &[peer("c", 2), peer("d", 3)]).unwrap();
+    let plan = configuration(folder.path(), configured).unwrap();
+    assert_eq!(plan.config.peers, [peer("c", 2), peer("d", 3)]);
+    assert_eq!(plan.peers_ignored, None);
+    // The node itself, as a copied state directory would have it.
+    peers_file::save(&state_dir, &[peer("a", 2)]).unwrap();
+    let plan = configuration(folder.path(), configured).unwrap();
+    assert_eq!(plan.config.peers, [peer("b", 1)]);
+    let (code, cause) = plan.peers_ignored.unwrap();
+    assert_eq!(
+        (code, cause.as_str()),
+        (Code::ConfigContradiction, "peer[0].name: this is the node's own name")
+    );
+    fs::write(state_dir.join(peers_file::FILE_NAME), "{").unwrap();
+    let plan = configuration(folder.path(), configured).unwrap();
+    assert_eq!(plan.config.peers, [peer("b", 1)]);
+    assert_eq!(plan.peers_ignored.unwrap().0, Code::ConfigSyntax);
 }

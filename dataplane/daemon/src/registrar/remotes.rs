@@ -33,11 +33,12 @@ impl Registrar {
         let (node, region) = (node.as_str(), region.as_str());
         let refuse = |code: Code| (code, format!("{node}/{region}"));
         let name = self.tables().session(session).map(|entry| entry.name.clone()).unwrap_or_default();
-        let (peer, answered) = if self.is_self(node) {
-            (SELF, self.open_here(session, &name, region, open.access))
-        } else {
-            let peer = self.peers.find(node).ok_or(Code::PeerUnknown).map_err(refuse)?;
-            (peer, self.open_at(peer, &name, region, open.access))
+        // Kept until all is installed: a removal of the peer waits for it.
+        let known = self.peers.find(node).filter(|_| !self.is_self(node));
+        let (peer, answered) = match &known {
+            Some(known) => (known.slot(), self.open_at(known.slot(), &name, region, open.access)),
+            None if self.is_self(node) => (SELF, self.open_here(session, &name, region, open.access)),
+            None => return Err(refuse(Code::PeerUnknown)),
         };
         let answered = answered.map_err(refuse)?;
         let (key, incarnation) = (answered.key, answered.incarnation);
