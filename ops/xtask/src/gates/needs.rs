@@ -10,8 +10,7 @@ use crate::stages::Need;
 /// says nothing has that of the table.
 pub(crate) fn missing(root: &Path, need: &Need) -> Option<String> {
     let program = need.program;
-    let output =
-        Command::new(program).args(need.arguments).current_dir(root).stdin(Stdio::null()).output();
+    let output = Command::new(program).args(need.arguments).current_dir(root).stdin(Stdio::null()).output();
     match output {
         Ok(output) if output.status.success() => None,
         Ok(output) => {

@@ -14,7 +14,8 @@ fn the_table_is_sound() {
             assert!(STAGES[..index].iter().any(|other| other.name == *name), "{} after {name}", stage.name);
         }
         for step in stage.steps {
-            let is_test = step.command.starts_with(&["cargo", "test"]) || step.command[0] == "ops/lab/run-tests";
+            let is_test =
+                step.command.starts_with(&["cargo", "test"]) || step.command[0] == "ops/lab/run-tests";
             assert_eq!(step.tests, is_test, "{}: what runs tests must count them", stage.name);
         }
     }
