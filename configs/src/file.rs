@@ -101,6 +101,7 @@ struct RawFabric {
     #[serde(default = "fabric_listen")]
     listen: String,
     key_file: PathBuf,
+    peers_max: Option<usize>,
 }
 
 fn fabric_listen() -> String {
@@ -111,7 +112,6 @@ fn fabric_listen() -> String {
 #[serde(deny_unknown_fields)]
 struct RawPeer {
     name: String,
-    peers_max: Option<usize>,
     address: String,
 }
 
@@ -166,6 +166,7 @@ fn build(path: &Path, raw: RawFile) -> Result<Config, Problem> {
         fabric: Fabric {
             listen: socket_address(&raw.fabric.listen, "fabric.listen")?,
             key_file: resolve(folder, &raw.fabric.key_file, "fabric.key_file")?,
+            peers_max: raw.fabric.peers_max,
         },
         peers: raw.peer.into_iter().map(|RawPeer { name, address }| Peer { name, address }).collect(),
         settings,
@@ -178,7 +179,6 @@ fn resolve(folder: &Path, given: &Path, field: &str) -> Result<PathBuf, Problem>
     if given.as_os_str().is_empty() {
         return Err(Problem::new(Code::ConfigField, field, "the path is empty")
             .remedy("give a path; a relative one starts at the folder of this file"));
-            peers_max: raw.fabric.peers_max,
     }
     Ok(folder.join(given))
 }

@@ -127,6 +127,8 @@ pub struct Fabric {
     pub listen: SocketAddr,
     /// File of the cluster key: 64 hex digits, readable by its owner only. Read it with [`Fabric::read_key`].
     pub key_file: PathBuf,
+    /// Peers that tables are made for, so that some can be added live; `None` is [`PEERS_SPARE`] more than there are.
+    pub peers_max: Option<usize>,
 }
 
 impl Fabric {
@@ -139,12 +141,15 @@ impl Fabric {
     }
 }
 
+/// Peers that can be added live when the configuration does not say how many.
+pub const PEERS_SPARE: usize = 8;
+/// Peers of a node: the first slot of the peer tables is the node itself.
+pub const PEERS_MOST: usize = railhead_abi::segment::PEERS_MAX - 1;
+
 /// One `[[peer]]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Peer {
     /// The peer's own name.
-    /// Peers that tables are made for, so that some can be added live; `None` is [`PEERS_SPARE`] more than there are.
-    pub peers_max: Option<usize>,
     pub name: String,
     /// `HOST:PORT` of its fabric, at most 63 bytes. A host name is looked up at each attempt to connect.
     pub address: String,
@@ -157,11 +162,6 @@ pub struct Control {
     pub listen: Listen,
     /// How much control logs.
     pub log: LogLevel,
-/// Peers that can be added live when the configuration does not say how many.
-pub const PEERS_SPARE: usize = 8;
-/// Peers of a node: the first slot of the peer tables is the node itself.
-pub const PEERS_MOST: usize = railhead_abi::segment::PEERS_MAX - 1;
-
 }
 
 /// Where control listens: loopback or a Unix socket, nothing else.
@@ -260,19 +260,6 @@ impl Config {
         Limits { large_block_bytes: self.pool.large_bytes, lanes: self.dataplane.lanes, cores }
     }
 
-    /// Makes the state directory, private to this user, if it is not there.
-    ///
-    /// # Errors
-    /// [`Code::PathDenied`](railhead_abi::Code::PathDenied).
-    pub fn make_state_dir(&self) -> Result<(), ConfigError> {
-        use std::os::unix::fs::DirBuilderExt;
-        std::fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(&self.node.state_dir)
-            .map_err(|error| ConfigError::state_dir(&self.path, &self.node.state_dir, &error))
-    }
-}
     /// Checks other peers in place of those of the file, against each other and the rest of the configuration.
     ///
     /// # Errors
@@ -288,3 +275,16 @@ impl Config {
         self.fabric.peers_max.unwrap_or((self.peers.len() + PEERS_SPARE).min(PEERS_MOST))
     }
 
+    /// Makes the state directory, private to this user, if it is not there.
+    ///
+    /// # Errors
+    /// [`Code::PathDenied`](railhead_abi::Code::PathDenied).
+    pub fn make_state_dir(&self) -> Result<(), ConfigError> {
+        use std::os::unix::fs::DirBuilderExt;
+        std::fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&self.node.state_dir)
+            .map_err(|error| ConfigError::state_dir(&self.path, &self.node.state_dir, &error))
+    }
+}

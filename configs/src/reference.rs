@@ -94,6 +94,12 @@ pub const FIELDS_AT_RESTART: &[Field] = &[
         "(needed)",
         "cluster key: 64 hex digits, mode 0600, the same on all nodes",
     ),
+    field(
+        "fabric.peers_max",
+        "peers, 1 to 63",
+        "8 more than there are",
+        "peers that tables are made for: as many can be added while the node runs",
+    ),
     field("peer[].name", "name", "(needed)", "a peer's own name"),
     field(
         "peer[].address",
@@ -106,12 +112,6 @@ pub const FIELDS_AT_RESTART: &[Field] = &[
         "IP:PORT or unix:PATH",
         "127.0.0.1:7411",
         "where REST is served: loopback or a Unix socket",
-    field(
-        "fabric.peers_max",
-        "peers, 1 to 63",
-        "8 more than there are",
-        "peers that tables are made for: as many can be added while the node runs",
-    ),
     ),
     field("control.log", "off, error, warn, info, debug, trace", "info", "what control logs"),
 ];

@@ -155,10 +155,10 @@ events! {
     ConnectionDown = 63, "connection_down", SEVERITY_WARNING, "a data connection ended [peer, connection; cause]";
     ConnectionUp = 64, "connection_up", SEVERITY_INFO, "a data connection is up [peer, connection]";
     PlanPublished = 65, "plan_published", SEVERITY_INFO, "peers were told of a new receive plan [generation, peers pending]";
-
-    RoutePressure = 80, "route_pressure", SEVERITY_WARNING, "a transfer went direct because no block was free in time [ticket, bytes]";
     PeerAdded = 66, "peer_added", SEVERITY_INFO, "a peer was added to this node [slot; name]";
     PeerRemoved = 67, "peer_removed", SEVERITY_INFO, "a peer was removed from this node and everything of it has ended [slot; name]";
+
+    RoutePressure = 80, "route_pressure", SEVERITY_WARNING, "a transfer went direct because no block was free in time [ticket, bytes]";
     RouteReplanned = 81, "route_replanned", SEVERITY_WARNING, "the peer demanded another route than its plan said [ticket, bytes]";
     TransferFailed = 82, "transfer_failed", SEVERITY_ERROR, "a transfer failed [ticket, bytes]";
     DeviceError = 83, "device_error", SEVERITY_ERROR, "a device reported an error [ticket or connection, errno]";

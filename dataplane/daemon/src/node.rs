@@ -341,6 +341,9 @@ impl LaneThreads {
         if let Some((code, cause)) = &plan.start.ignored {
             events.emit(Event::new(EventCode::SettingsFileIgnored).reason(*code).text(cause));
         }
+        if let Some((code, cause)) = &plan.peers_ignored {
+            events.emit(Event::new(EventCode::PeersFileIgnored).reason(*code).text(cause));
+        }
         let event = Event::new(EventCode::Started).text(&plan.config.node.name);
         events.emit(event.figures(lanes as u64, bytes));
     }
@@ -349,9 +352,6 @@ impl LaneThreads {
 /// The peers to start with, each in a slot of the segment's table. Slot 0 of that table is this node.
 fn directory(plan: &Plan, segment: &ControlSegment, lanes: &Arc<Lanes>) -> Result<Directory, StartError> {
     write_self(segment, &plan.config.node.name);
-        if let Some((code, cause)) = &plan.peers_ignored {
-            events.emit(Event::new(EventCode::PeersFileIgnored).reason(*code).text(cause));
-        }
     let words = (1..PEERS_MAX).map(|slot| segment.peer(slot));
     let directory = Directory::new(words, Arc::clone(lanes), plan.map());
     for peer in &plan.config.peers {
@@ -373,6 +373,7 @@ fn header(plan: &Plan, fabric: &TcpListener, incarnation: u64) -> ControlHeader 
         started_ns: clock::monotonic_ns(),
         small_bytes: plan.config.pool.small_bytes,
         large_bytes: plan.config.pool.large_bytes,
+        peers_max: u32::try_from(plan.config.peers_room()).unwrap_or(u32::MAX),
         cores: plan.allowed.0,
         node: name(&plan.config.node.name),
         listen: name(&listen.to_string()),
@@ -381,7 +382,6 @@ fn header(plan: &Plan, fabric: &TcpListener, incarnation: u64) -> ControlHeader 
 }
 
 /// The node's own name, where flight records of transfers to itself look for it.
-        peers_max: u32::try_from(plan.config.peers_room()).unwrap_or(u32::MAX),
 fn write_self(segment: &ControlSegment, node: &str) {
     for (word, value) in segment.peer(0).iter().zip(name(node)).take(LINE_WORDS) {
         word.store_release(value);

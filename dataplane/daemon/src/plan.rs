@@ -33,9 +33,9 @@ pub struct Plan {
     pub(crate) limits: Limits,
     pub(crate) start: StartSettings,
     pub(crate) uids: Vec<u32>,
-}
     /// Why the saved peers were not used, if there were some.
     pub(crate) peers_ignored: Option<(Code, String)>,
+}
 
 impl Plan {
     /// Checks a configuration against this machine and this process. Makes nothing.
