@@ -202,5 +202,11 @@ pub(crate) const STAGES: &[Stage] = &[
             "railhead-system/guest_numa",
         ])],
     ),
+    system(
+        "pair-guests",
+        900,
+        &[LAB],
+        &[test(&["ops/lab/run-tests", "--pair", "--limit", "500", "--", "railhead-system/guest_pair"])],
+    ),
     system("demo", 300, &[], &[run(&["ops/demo"])]),
 ];

@@ -49,8 +49,14 @@ pub(crate) fn region(session: &Session, name: &str, bytes: u64) -> Region {
 /// Opens a remote region, waiting until its node is connected and has it.
 #[track_caller]
 pub(crate) fn open(session: &Session, node: &str, name: &str) -> Remote {
+    open_within(session, node, name, LIMIT)
+}
+
+/// As [`open`], for a node that may take long to come.
+#[track_caller]
+pub(crate) fn open_within(session: &Session, node: &str, name: &str, limit: Duration) -> Remote {
     let what = format!("opening {node}/{name}");
-    until(&what, LIMIT, || match session.open(node, name) {
+    until(&what, limit, || match session.open(node, name) {
         Ok(remote) => Some(remote),
         Err(error) if matches!(error.code(), Code::PeerNotConnected | Code::RegionUnknown) => None,
         Err(error) => panic!("{what}: {error}"),
