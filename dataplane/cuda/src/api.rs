@@ -110,7 +110,6 @@ api! {
         copy_async = "cuMemcpyAsync" (CUdeviceptr, CUdeviceptr, usize, CUstream);
         copy_peer_async = "cuMemcpyPeerAsync"
             (CUdeviceptr, CUcontext, CUdeviceptr, CUcontext, usize, CUstream);
-        set_async = "cuMemsetD8Async" (CUdeviceptr, u8, usize, CUstream);
         module_load = "cuModuleLoadDataEx"
             (*mut CUmodule, *const c_void, c_uint, *mut c_uint, *mut *mut c_void);
         module_unload = "cuModuleUnload" (CUmodule);

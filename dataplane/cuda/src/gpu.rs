@@ -94,6 +94,25 @@ impl Gpu {
         if status == ALREADY { Ok(()) } else { self.api().check("cuCtxEnablePeerAccess", status) }
     }
 
+    /// Makes what NICs have written to this GPU's memory, and told the end of, visible to all its kernels: what
+    /// [`Device::running_kernels_see_writes`] says is not needed everywhere. Only where [`Device::flush_by_host`]. Waits for
+    /// some microseconds.
+    ///
+    /// # Errors
+    /// [`CudaError`]; error 801 where the driver lacks the call.
+    pub fn flush_writes(&self) -> Result<(), CudaError> {
+        const CURRENT_CONTEXT: c_uint = 0;
+        const TO_OWNER: c_uint = 100;
+        let call = "cuFlushGPUDirectRDMAWrites";
+        let Some(flush) = self.api().flush_writes else {
+            return Err(CudaError { call, number: 801, name: "CUDA_ERROR_NOT_SUPPORTED" });
+        };
+        self.make_current()?;
+        // SAFETY: a fence of the device whose context is current; it takes no memory.
+        let status = unsafe { flush(CURRENT_CONTEXT, TO_OWNER) };
+        self.api().check(call, status)
+    }
+
     pub(crate) fn api(&self) -> &Api {
         &self.inner.driver.api
     }

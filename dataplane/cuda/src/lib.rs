@@ -6,23 +6,44 @@
 //! **Never** links the driver: it is opened at run time, and a machine without one gets a reason ([`Absent`]) and runs on.
 //!
 //! **Called by** registrar and start-up threads for everything that is slow (memory, registration, streams, modules: the
-//! driver holds one lock per process meanwhile).
+//! driver holds one lock per process meanwhile), and by lanes through [`CudaCopier`], which after construction allocates
+//! nothing, takes no lock of ours, and makes a bounded number of driver calls a turn.
+//!
+//! A lane's copies, from slow to fast: a registrar opens a [`Gpu`], allocates or imports [`DeviceMemory`], registers the
+//! staging arena as [`PinnedMemory`], makes [`StreamQueues`] and gives it all to the lane; the lane installs memories in
+//! its [`CudaCopier`] and composes it with the host's copy engine by [`BothCopiers`]. Memory that is removed comes back by
+//! [`CudaCopier::take_removed`] and is dropped by a registrar.
 
 mod api;
+mod both;
+mod checksum;
+mod client_memory;
+mod copier;
 pub mod device;
 pub mod driver;
 mod error;
 mod gpu;
 pub mod host;
+mod kernels;
 pub mod memory;
 pub mod pointer;
+pub mod queues;
+pub mod resident;
 mod stream;
+mod streams;
 
+pub use both::BothCopiers;
+pub use checksum::{Checksum, checksum, pattern};
+pub use client_memory::ClientMemory;
+pub use copier::{CopierConfig, CudaCopier, GpuLost, KernelLimits};
 pub use device::{Device, WritesOrdering};
 pub use driver::{Absent, Driver};
 pub use error::CudaError;
 pub use gpu::Gpu;
 pub use host::{Pieces, PinnedMemory, PinnedWords};
+pub use kernels::Verifier;
 pub use memory::{DeviceMemory, DmaBuf, MemoryError};
 pub use pointer::{MemoryKind, Pointer};
+pub use resident::{Permission, Resident, ResidentConfig, ResidentOff};
 pub use stream::Stream;
+pub use streams::{CopyMemory, StreamQueues};

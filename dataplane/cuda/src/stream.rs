@@ -70,6 +70,41 @@ impl Stream {
         self.gpu.api().check("cuStreamSynchronize", status)
     }
 
+    /// Posts a copy between any two places that GPUs and host share addresses for. With host memory that is not pinned
+    /// the call waits. The context of the stream must be current.
+    ///
+    /// # Safety
+    /// `from` can be read and `to` written for `bytes` bytes until the copy has ended; they do not overlap.
+    ///
+    /// # Errors
+    /// [`CudaError`]; nothing was posted.
+    pub unsafe fn copy(&self, from: u64, to: u64, bytes: u64) -> Result<(), CudaError> {
+        // SAFETY: as the caller vouches; a stream that lives as long as `self`.
+        let status = unsafe { (self.gpu.api().copy_async)(to, from, bytes as usize, self.stream) };
+        self.gpu.api().check("cuMemcpyAsync", status)
+    }
+
+    /// Posts a copy between memories of two GPUs by the driver's call for that, which is what peers are measured by.
+    ///
+    /// # Safety
+    /// As for [`Stream::copy`]; `from` is memory of the first GPU and `to` of the second.
+    ///
+    /// # Errors
+    /// [`CudaError`]; nothing was posted.
+    pub unsafe fn copy_peer(
+        &self,
+        (from_gpu, from): (&Gpu, u64),
+        (to_gpu, to): (&Gpu, u64),
+        bytes: u64,
+    ) -> Result<(), CudaError> {
+        let (from_context, to_context) = (from_gpu.context(), to_gpu.context());
+        // SAFETY: as the caller vouches; contexts and stream are held by `Gpu`s and `self`.
+        let status = unsafe {
+            (self.gpu.api().copy_peer_async)(to, to_context, from, from_context, bytes as usize, self.stream)
+        };
+        self.gpu.api().check("cuMemcpyPeerAsync", status)
+    }
+
     /// Posts a write of a 4-byte word that opens a gate: done once everything posted before has ended, with all memory
     /// that it wrote visible. The context of the stream must be current.
     ///
@@ -113,7 +148,8 @@ impl fmt::Debug for Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         let _ = self.gpu.make_current();
-        // SAFETY: created in `new`, destroyed once; the driver lets posted work end first.
+        // SAFETY: created in `new`, destroyed once. What is posted still ends, after this returns: who owns its memory
+        // waits for it before.
         let _ = unsafe { (self.gpu.api().stream_destroy)(self.stream) };
     }
 }

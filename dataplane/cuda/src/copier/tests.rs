@@ -1,0 +1,551 @@
+//! The copier over a stand-in for GPUs: the same conformance text as for the real ones, and failures that those do not
+//! have at will.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+use railhead_abi::Code;
+use railhead_core::port::{Copy, CopyDone, CopyEngine, Nanos, Place, PostId, RegionIndex};
+use railhead_shm::{Access, Mapping, OwnedSpan, guard, memfd};
+use railhead_sim::Rng;
+use railhead_sim::conformance::CopierHarness;
+
+use super::{CopierConfig, CudaCopier, KernelLimits};
+use crate::error::CudaError;
+use crate::queues::{Direction, Mechanism, Memory, QueueInfo, Queues, RUNS_MAX, Run, Side};
+
+#[derive(Debug, Clone)]
+struct StandInMemory {
+    span: OwnedSpan,
+    side: Side,
+    piece_bytes: u64,
+}
+
+impl Memory for StandInMemory {
+    fn side(&self) -> Side {
+        self.side
+    }
+
+    fn address(&self) -> u64 {
+        self.span.address() as u64
+    }
+
+    fn kernel_address(&self) -> Option<u64> {
+        Some(self.address())
+    }
+
+    fn bytes(&self) -> u64 {
+        self.span.len() as u64
+    }
+
+    fn piece_bytes(&self) -> u64 {
+        self.piece_bytes
+    }
+
+    fn is_lost(&self) -> bool {
+        self.span.poisoned()
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Posted {
+    Run(Run),
+    Mark(u64),
+}
+
+/// What the stand-in's device does, seen and steered by the tests.
+#[derive(Debug)]
+struct Device {
+    queues: Vec<VecDeque<Posted>>,
+    marked: Vec<u64>,
+    /// Calls that posted runs, and marks.
+    copies: usize,
+    marks: usize,
+    runs: usize,
+    /// The next calls fail so: (runs taken before, error number).
+    refuse_copy: Option<(usize, i32)>,
+    refuse_mark: Option<i32>,
+    lost: Option<i32>,
+    /// Marks never come.
+    blind: bool,
+}
+
+impl Device {
+    /// Does some of what was posted, in order within each queue.
+    fn work(&mut self, infos: &[QueueInfo], rng: &mut Rng) {
+        for queue in 0..self.queues.len() {
+            for _ in 0..rng.below(4) {
+                self.work_one(queue, infos[queue].mechanism);
+            }
+        }
+    }
+
+    fn work_one(&mut self, queue: usize, mechanism: Mechanism) {
+        match self.queues[queue].pop_front() {
+            None => {}
+            Some(Posted::Mark(value)) if self.blind => drop(value),
+            Some(Posted::Mark(value)) => self.marked[queue] = value,
+            Some(Posted::Run(run)) => {
+                let pointer = |address: u64| core::ptr::with_exposed_provenance_mut::<u8>(address as usize);
+                // SAFETY: addresses of spans that the copier keeps until the copy has ended: that it does is what is
+                // tested. They never overlap.
+                unsafe {
+                    core::ptr::copy_nonoverlapping(pointer(run.from), pointer(run.to), run.bytes as usize);
+                }
+                if mechanism == Mechanism::Kernel {
+                    self.marked[queue] += 1;
+                }
+            }
+        }
+    }
+}
+
+#[derive(Debug, Clone)]
+struct StandIn {
+    infos: Vec<QueueInfo>,
+    device: Rc<RefCell<Device>>,
+}
+
+impl StandIn {
+    fn new(kernel: bool) -> Self {
+        let directions = [Direction::Out, Direction::In, Direction::Peer];
+        let mut infos: Vec<QueueInfo> = (0..2u8)
+            .flat_map(|gpu| directions.map(|direction| (gpu, direction)))
+            .flat_map(|(gpu, direction)| [(gpu, direction); 2])
+            .map(|(gpu, direction)| QueueInfo {
+                gpu,
+                direction: Some(direction),
+                mechanism: Mechanism::Engine,
+            })
+            .collect();
+        if kernel {
+            infos.push(QueueInfo { gpu: 0, direction: None, mechanism: Mechanism::Kernel });
+            infos.push(QueueInfo { gpu: 1, direction: None, mechanism: Mechanism::Kernel });
+        }
+        let device = Device {
+            queues: vec![VecDeque::new(); infos.len()],
+            marked: vec![0; infos.len()],
+            copies: 0,
+            marks: 0,
+            runs: 0,
+            refuse_copy: None,
+            refuse_mark: None,
+            lost: None,
+            blind: false,
+        };
+        Self { infos, device: Rc::new(RefCell::new(device)) }
+    }
+}
+
+fn error(number: i32) -> CudaError {
+    CudaError { call: "stand-in", number, name: "STAND_IN" }
+}
+
+impl Queues for StandIn {
+    type Memory = StandInMemory;
+
+    fn queues(&self) -> &[QueueInfo] {
+        &self.infos
+    }
+
+    fn room(&self, queue: usize) -> usize {
+        match self.infos[queue].mechanism {
+            Mechanism::Engine => RUNS_MAX,
+            Mechanism::Kernel => 4 - self.device.borrow().queues[queue].len().min(4),
+        }
+    }
+
+    fn copy(&mut self, queue: usize, runs: &[Run]) -> (usize, Result<(), CudaError>) {
+        let device = &mut *self.device.borrow_mut();
+        if let Some(number) = device.lost {
+            return (0, Err(error(number)));
+        }
+        device.copies += 1;
+        let (take, result) = match device.refuse_copy.take() {
+            Some((take, number)) => (take.min(runs.len() - 1), Err(error(number))),
+            None => (runs.len(), Ok(())),
+        };
+        device.runs += take;
+        device.queues[queue].extend(runs[..take].iter().copied().map(Posted::Run));
+        (take, result)
+    }
+
+    fn mark(&mut self, queue: usize, value: u64) -> Result<(), CudaError> {
+        let device = &mut *self.device.borrow_mut();
+        if self.infos[queue].mechanism == Mechanism::Kernel {
+            return Ok(());
+        }
+        if let Some(number) = device.refuse_mark.take() {
+            return Err(error(number));
+        }
+        device.marks += 1;
+        device.queues[queue].push_back(Posted::Mark(value));
+        Ok(())
+    }
+
+    fn marked(&self, queue: usize) -> u64 {
+        self.device.borrow().marked[queue]
+    }
+
+    fn check(&mut self, queue: usize) -> Result<bool, CudaError> {
+        let device = &mut *self.device.borrow_mut();
+        if let Some(number) = device.lost {
+            device.queues.iter_mut().for_each(VecDeque::clear);
+            return Err(error(number));
+        }
+        Ok(device.queues[queue].is_empty() && self.infos[queue].mechanism == Mechanism::Engine)
+    }
+}
+
+struct Harness {
+    copier: CudaCopier<StandIn>,
+    stand_in: StandIn,
+    spans: Vec<Option<OwnedSpan>>,
+    sides: [Side; 3],
+    piece_bytes: u64,
+    rng: Rng,
+    now: Nanos,
+}
+
+const CHECK_NS: Nanos = 1_000_000;
+
+impl Harness {
+    fn new(sides: [Side; 3], kernel: bool, piece_bytes: u64) -> Self {
+        guard::install().expect("a handler");
+        let stand_in = StandIn::new(kernel);
+        let config = CopierConfig { regions: 8, copies: 32, calls_max: 3, check_ns: CHECK_NS };
+        let mut copier = CudaCopier::new(config, stand_in.clone());
+        if kernel {
+            copier.set_kernel_limits(KernelLimits {
+                out_bytes_max: 32 << 10,
+                in_bytes_max: 8 << 10,
+                peer_bytes_max: 300,
+            });
+        }
+        let (spans, rng) = (vec![None; 8], Rng::new(11));
+        Self { copier, stand_in, spans, sides, piece_bytes, rng, now: 0 }
+    }
+
+    fn host_to_gpu() -> Self {
+        Self::new([Side::Host, Side::Gpu(0), Side::Gpu(1)], false, u64::MAX)
+    }
+
+    /// A copy of `bytes` from region 0 to region 1, at offsets of their own.
+    fn post(&mut self, number: u32, bytes: u32) {
+        let offset = u64::from(number) * 128 * 1024;
+        let copy = Copy {
+            from: Place { region: RegionIndex(0), offset },
+            to: Place { region: RegionIndex(1), offset },
+            bytes,
+            post: PostId(number),
+        };
+        self.copier.copy(&copy).expect("room");
+    }
+
+    fn device(&self) -> std::cell::RefMut<'_, Device> {
+        self.stand_in.device.borrow_mut()
+    }
+
+    /// Calls that posted copies, and calls that posted marks.
+    fn calls(&self) -> (usize, usize) {
+        let device = self.device();
+        (device.copies, device.marks)
+    }
+
+    fn poll(&mut self) -> Vec<CopyDone> {
+        let mut done = [CopyDone { post: PostId(0), status: Code::Ok }; 32];
+        self.copier.kick(self.now);
+        let count = self.copier.poll(self.now, &mut done);
+        done[..count].to_vec()
+    }
+
+    fn until_idle(&mut self) -> Vec<CopyDone> {
+        let mut all = Vec::new();
+        for _ in 0..10_000 {
+            all.extend(self.poll());
+            if !self.copier.is_busy() {
+                return all;
+            }
+            self.pass();
+        }
+        panic!("copies that never ended");
+    }
+}
+
+impl CopierHarness for Harness {
+    type Copier = CudaCopier<StandIn>;
+
+    fn copier(&mut self) -> &mut Self::Copier {
+        &mut self.copier
+    }
+
+    fn install(&mut self, region: RegionIndex, bytes: usize) {
+        let file = memfd::create("copied", bytes as u64, memfd::Huge::No).expect("a memory file");
+        let mapping = Mapping::of_unsealed(&file, Access::ReadWrite).expect("mapped");
+        let span = guard::protect(&mapping).expect("guarded").span();
+        self.spans[region.0 as usize] = Some(span.clone());
+        // The stand-in goes by address.
+        // SAFETY: the span is kept in `self.spans`, and only its address is used here.
+        let _ = unsafe { span.span() }.as_ptr().expose_provenance();
+        let side = self.sides[region.0 as usize];
+        let memory = StandInMemory { span, side, piece_bytes: self.piece_bytes };
+        self.copier.install(region, memory).expect("room");
+    }
+
+    fn write_bytes(&mut self, region: RegionIndex, offset: usize, bytes: &[u8]) {
+        let span = self.spans[region.0 as usize].as_ref().expect("installed");
+        span.write(offset as u64, bytes).expect("inside");
+    }
+
+    fn read_bytes(&mut self, region: RegionIndex, offset: usize, bytes: &mut [u8]) {
+        let span = self.spans[region.0 as usize].as_ref().expect("installed");
+        span.read(offset as u64, bytes).expect("inside");
+    }
+
+    /// What the SIGBUS handler does, without the signal.
+    fn lose(&mut self, region: RegionIndex) -> bool {
+        let span = self.spans[region.0 as usize].as_ref().expect("installed");
+        self.sides[region.0 as usize] == Side::Host && span.guard().expect("guarded").condemn().is_ok()
+    }
+
+    fn pass(&mut self) -> Nanos {
+        self.stand_in.device.borrow_mut().work(&self.stand_in.infos, &mut self.rng);
+        self.now += 1_000;
+        self.now
+    }
+}
+
+mod conformance_by_copy_engines {
+    use super::{Harness, Side};
+
+    railhead_sim::copier_conformance!(Harness::new(
+        [Side::Host, Side::Gpu(0), Side::Gpu(1)],
+        false,
+        u64::MAX
+    ));
+}
+
+mod conformance_by_kernels {
+    use super::{Harness, Side};
+
+    railhead_sim::copier_conformance!(Harness::new([Side::Gpu(1), Side::Gpu(0), Side::Host], true, u64::MAX));
+}
+
+mod conformance_over_pieces {
+    use super::{Harness, Side};
+
+    railhead_sim::copier_conformance!(Harness::new([Side::Host, Side::Gpu(0), Side::Host], false, 4096));
+}
+
+#[test]
+fn small_copies_share_a_call_and_a_mark_and_large_ones_have_their_own() {
+    let mut harness = Harness::host_to_gpu();
+    harness.install(RegionIndex(0), 8 << 20);
+    harness.install(RegionIndex(1), 8 << 20);
+    for number in 0..8 {
+        harness.post(number, 256);
+    }
+    harness.poll();
+    // Two queues for the direction, each with one call and one mark.
+    assert_eq!(harness.calls(), (2, 2));
+    harness.until_idle();
+    for number in 8..12 {
+        harness.post(number, 100 << 10);
+    }
+    harness.until_idle();
+    assert_eq!(harness.calls(), (6, 6));
+}
+
+#[test]
+fn a_poll_makes_no_more_driver_calls_than_it_may() {
+    let mut harness = Harness::host_to_gpu();
+    harness.install(RegionIndex(0), 8 << 20);
+    harness.install(RegionIndex(1), 8 << 20);
+    for number in 0..20 {
+        harness.post(number, 100 << 10);
+    }
+    // A copy and its mark go together: three calls are allowed, so four are made at most.
+    harness.copier.kick(1);
+    let (copies, marks) = harness.calls();
+    let made = copies + marks;
+    assert!(made <= 4, "{made} calls");
+    assert!(made > 0);
+    assert_eq!(harness.until_idle().len(), 20);
+}
+
+#[test]
+fn memory_that_is_removed_stays_until_the_last_copy_has_ended() {
+    let mut harness = Harness::host_to_gpu();
+    harness.install(RegionIndex(0), 1 << 20);
+    harness.install(RegionIndex(1), 1 << 20);
+    harness.post(1, 4096);
+    harness.copier.kick(0);
+    harness.copier.remove(RegionIndex(1));
+    assert!(harness.copier.take_removed().is_none(), "a copy is under way");
+    assert!(harness.copier.has_removed());
+    let done = harness.until_idle();
+    assert_eq!(done, [CopyDone { post: PostId(1), status: Code::RegionLost }]);
+    assert!(harness.copier.take_removed().is_some());
+    assert!(!harness.copier.has_removed());
+    assert!(harness.copier.take_removed().is_none());
+}
+
+#[test]
+fn a_copy_that_was_not_begun_never_touches_memory_that_was_removed() {
+    let mut harness = Harness::host_to_gpu();
+    harness.install(RegionIndex(0), 1 << 20);
+    harness.install(RegionIndex(1), 1 << 20);
+    harness.post(1, 4096);
+    harness.copier.remove(RegionIndex(1));
+    let done = harness.until_idle();
+    assert_eq!(done, [CopyDone { post: PostId(1), status: Code::RegionLost }]);
+    assert_eq!(harness.device().runs, 0);
+}
+
+#[test]
+fn a_copy_never_reaches_the_memory_that_came_after_into_its_slot() {
+    let mut harness = Harness::host_to_gpu();
+    harness.install(RegionIndex(0), 1 << 20);
+    harness.install(RegionIndex(1), 1 << 20);
+    harness.write_bytes(RegionIndex(0), 0, &[7; 4096]);
+    harness.post(0, 4096);
+    harness.install(RegionIndex(1), 1 << 20);
+    let done = harness.until_idle();
+    assert_eq!(done, [CopyDone { post: PostId(0), status: Code::RegionLost }]);
+    let mut seen = [1; 4096];
+    harness.read_bytes(RegionIndex(1), 0, &mut seen);
+    assert_eq!(seen, [0; 4096]);
+}
+
+#[test]
+fn places_outside_end_at_once_and_touch_nothing() {
+    let mut harness = Harness::host_to_gpu();
+    harness.install(RegionIndex(0), 4096);
+    harness.install(RegionIndex(1), 4096);
+    for (number, (region, offset, bytes)) in
+        [(1, 4096, 1), (1, 1, 4096), (1, u64::MAX, 2), (5, 0, 1), (700, 0, 1)].into_iter().enumerate()
+    {
+        let copy = Copy {
+            from: Place { region: RegionIndex(0), offset: 0 },
+            to: Place { region: RegionIndex(region), offset },
+            bytes,
+            post: PostId(u32::try_from(number).unwrap()),
+        };
+        harness.copier.copy(&copy).unwrap();
+    }
+    let done = harness.until_idle();
+    assert_eq!(done.len(), 5);
+    assert!(done.iter().all(|done| done.status == Code::RegionLost));
+    assert_eq!(harness.device().runs, 0);
+}
+
+#[test]
+fn a_refused_copy_fails_alone() {
+    let mut harness = Harness::host_to_gpu();
+    harness.install(RegionIndex(0), 8 << 20);
+    harness.install(RegionIndex(1), 8 << 20);
+    harness.write_bytes(RegionIndex(0), 0, &vec![9; 8 << 20]);
+    for number in 0..8 {
+        harness.post(number, 512);
+    }
+    // Of the first call one run is taken and the second refused: invalid value.
+    harness.device().refuse_copy = Some((1, 1));
+    let done = harness.until_idle();
+    let failed: Vec<_> = done.iter().filter(|done| done.status != Code::Ok).collect();
+    assert_eq!(done.len(), 8);
+    assert_eq!(failed.len(), 1, "{failed:?}");
+    assert_eq!(failed[0].status, Code::DeviceError);
+    assert!(harness.copier.take_loss().is_none());
+    for done in done.iter().filter(|done| done.status == Code::Ok) {
+        let mut seen = [0; 512];
+        harness.read_bytes(RegionIndex(1), done.post.0 as usize * 128 * 1024, &mut seen);
+        assert_eq!(seen, [9; 512], "{done:?}");
+    }
+}
+
+#[test]
+fn a_refused_run_in_the_middle_of_a_copy_waits_for_those_before_it() {
+    let mut harness = Harness::new([Side::Host, Side::Gpu(0), Side::Gpu(1)], false, 4096);
+    harness.install(RegionIndex(0), 1 << 20);
+    harness.install(RegionIndex(1), 1 << 20);
+    harness.post(0, 40_000);
+    harness.device().refuse_copy = Some((3, 1));
+    harness.copier.kick(0);
+    assert_eq!(harness.device().runs, 3);
+    assert!(harness.poll().is_empty(), "three runs of it are under way");
+    assert_eq!(harness.until_idle(), [CopyDone { post: PostId(0), status: Code::DeviceError }]);
+}
+
+#[test]
+fn a_mark_that_cannot_be_posted_is_made_up_for_by_asking() {
+    let mut harness = Harness::host_to_gpu();
+    harness.install(RegionIndex(0), 1 << 20);
+    harness.install(RegionIndex(1), 1 << 20);
+    harness.device().refuse_mark = Some(1);
+    harness.post(0, 512);
+    assert_eq!(harness.until_idle(), [CopyDone { post: PostId(0), status: Code::Ok }]);
+}
+
+#[test]
+fn a_queue_that_stands_still_is_asked_about() {
+    let mut harness = Harness::host_to_gpu();
+    harness.install(RegionIndex(0), 1 << 20);
+    harness.install(RegionIndex(1), 1 << 20);
+    harness.device().blind = true;
+    harness.post(0, 512);
+    for _ in 0..20 {
+        assert!(harness.poll().is_empty());
+        harness.pass();
+    }
+    harness.now += CHECK_NS;
+    assert_eq!(harness.poll(), [CopyDone { post: PostId(0), status: Code::Ok }]);
+}
+
+#[test]
+fn a_lost_gpu_ends_its_copies_and_no_others() {
+    for by_check in [false, true] {
+        let mut harness = Harness::host_to_gpu();
+        for region in 0..3 {
+            harness.install(RegionIndex(region), 1 << 20);
+        }
+        harness.post(0, 512);
+        harness.copier.kick(0);
+        // Illegal address: sticky.
+        harness.device().lost = Some(700);
+        if by_check {
+            harness.now += CHECK_NS;
+        } else {
+            harness.post(1, 512);
+        }
+        let done = harness.until_idle();
+        assert_eq!(done.len(), if by_check { 1 } else { 2 });
+        assert!(done.iter().all(|done| done.status == Code::DeviceError), "{done:?}");
+        let loss = harness.copier.take_loss().expect("told");
+        assert_eq!((loss.gpu, loss.error.number), (0, 700));
+        assert!(harness.copier.take_loss().is_none(), "told once");
+        // The other one goes on, this one does not.
+        harness.device().lost = None;
+        for (region, expected) in [(2, Code::Ok), (1, Code::DeviceError)] {
+            let to = Place { region: RegionIndex(region), offset: 0 };
+            let from = Place { region: RegionIndex(0), offset: 0 };
+            harness.copier.copy(&Copy { from, to, bytes: 64, post: PostId(9) }).unwrap();
+            assert_eq!(harness.until_idle(), [CopyDone { post: PostId(9), status: expected }]);
+        }
+    }
+}
+
+#[test]
+fn as_many_memories_can_be_leaving_as_there_are_slots() {
+    let mut harness = Harness::host_to_gpu();
+    harness.install(RegionIndex(0), 4096);
+    harness.install(RegionIndex(1), 4096);
+    for _ in 0..14 {
+        harness.install(RegionIndex(1), 4096);
+    }
+    let span = harness.spans[1].clone().unwrap();
+    let memory = StandInMemory { span, side: Side::Host, piece_bytes: u64::MAX };
+    assert!(harness.copier.install(RegionIndex(1), memory.clone()).is_err());
+    assert!(harness.copier.take_removed().is_some());
+    assert!(harness.copier.install(RegionIndex(1), memory).is_ok());
+}
