@@ -57,6 +57,8 @@ codes! {
     GroupUnknown = 11, "group_unknown", "the completion group is not valid", "use group 0, or a group opened in this batch";
     DirectImpossible = 12, "direct_impossible", "the route was forced direct, and direct is not possible for this region", "force staged, or leave the route on auto";
     QuotaExceeded = 13, "quota_exceeded", "the session holds as many of these as it may", "wait for completions, or raise the quota";
+    LevelUnknown = 14, "level_unknown", "the submission's completion level is not known to this dataplane", "use 0 (visible) or 1 (placed)";
+    AccessMissing = 15, "access_missing", "a region is not registered, or the handle not opened, for what the operation does", "a write reads the local region and needs a handle for writing; a read writes it and needs a handle for reading";
 
     // Outcomes of accepted transfers.
     DeadlineExceeded = 100, "deadline_exceeded", "the deadline passed; nothing lands any more", "retry, or give a longer deadline";
@@ -72,6 +74,7 @@ codes! {
     SessionClosed = 110, "session_closed", "the session ended while the transfer was in flight", "attach again";
     ChecksumMismatch = 111, "checksum_mismatch", "the data that arrived is not what was sent", "retry; look at the events for the cause";
     NotificationRefused = 112, "notification_refused", "the target session cannot take this notification", "use a signal or event index that the target session has";
+    Interrupted = 113, "interrupted", "the path to the peer ended while its memory was read; nothing lands any more, and the destination range is undefined", "retry";
 
     // Settings.
     SettingUnknown = 200, "setting_unknown", "no setting has this name", "see configs/README.md or GET /v1/settings for the names";
@@ -127,6 +130,7 @@ codes! {
     KeyFile = 507, "key_file", "the cluster key file is missing, too open or not 32 bytes in hex", "create it with `openssl rand -hex 32` and mode 0600";
     ControlHeld = 508, "control_held", "another control process holds this dataplane", "stop that process first";
     DataplaneAbsent = 509, "dataplane_absent", "the dataplane cannot be reached", "start railhead-dataplane, or correct the admin socket's path";
+    CoresShort = 510, "cores_short", "there are too few cores", "give the dataplane more cores, or fewer lanes";
 
     // REST.
     RequestMalformed = 600, "request_malformed", "the request's body or query is not valid", "correct the part named";
@@ -150,6 +154,7 @@ impl Code {
             self,
             Code::DeadlineExceeded
                 | Code::PeerDown
+                | Code::Interrupted
                 | Code::DeviceError
                 | Code::Replan
                 | Code::ChecksumMismatch

@@ -33,6 +33,7 @@ pub fn write_table(out: &mut impl Write) -> Result {
     write_layout::<record::Ack>(out)?;
     write_layout::<record::Credit>(out)?;
     write_layout::<record::Demand>(out)?;
+    write_layout::<record::ReadRequest>(out)?;
     write_layout::<record::Plain>(out)?;
     write_frames(out)?;
     write_layout::<Flight>(out)?;

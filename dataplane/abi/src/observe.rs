@@ -137,6 +137,8 @@ events! {
     PinFailed = 23, "pin_failed", SEVERITY_WARNING, "a lane could not be pinned [core, errno]";
     LanesExceedCores = 24, "lanes_exceed_cores", SEVERITY_WARNING, "there are more lanes than cores: lanes share cores and latency suffers [lanes, cores]";
     CoresShared = 25, "cores_shared", SEVERITY_WARNING, "two lanes are pinned to one core [core, other lane]";
+    CopyThreadsOff = 26, "copy_threads_off", SEVERITY_INFO, "lanes do all copies themselves: there are too few cores for copy threads [cores, cores needed]";
+    CopyPinFailed = 27, "copy_pin_failed", SEVERITY_WARNING, "a copy thread could not be pinned [core, errno]";
 
     SessionOpened = 40, "session_opened", SEVERITY_INFO, "a client attached [session, pid; name]";
     SessionClosed = 41, "session_closed", SEVERITY_INFO, "a client went away and all it held was given back [session, pid; name]";
@@ -230,6 +232,7 @@ counters! {
     SocketCalls, "socket_calls_total", "socket system calls of the lane";
     Flushes, "flushes_total", "flushes of inbound writes";
     RegionsLost, "regions_lost_total", "regions whose memory was taken away";
+    CopyThreadBytes, "copy_thread_bytes_total", "bytes of copies that the lane handed to its copy thread";
 }
 
 /// Words kept for counters of a lane; more than there are, so that a new one moves nothing.

@@ -82,6 +82,12 @@ words! {
         notify_index: u32 = 4, 0;
         /// How the receive leg went.
         receive_leg: u8 = 4, 32;
+        /// Of a read: how the send leg went.
+        send_leg: u8 = 4, 40;
+        /// Of a read: why, a [`crate::Reason`] number.
+        send_reason: u8 = 4, 48;
+        /// Of a read: why the receive leg went as it did, a [`crate::Reason`] number.
+        receive_reason: u8 = 4, 56;
         /// Addend or event value.
         notify_value: u64 = 5, 0;
         /// Generation of the receive plan that the initiator looked up.
@@ -154,6 +160,51 @@ words! {
 }
 
 words! {
+    /// The target asks for a write from the initiator's memory: the serving of a read. Its slot is the target's choice.
+    pub struct ReadRequest: 8 {
+        /// [`KIND_READ_REQ`].
+        kind: u8 = 0, 0;
+        /// Length in words.
+        words: u8 = 0, 8;
+        /// Record credits given back.
+        returned: u16 = 0, 16;
+        /// The read's slot.
+        slot: u16 = 0, 32;
+        /// Override of the send leg.
+        send_leg: u8 = 0, 48;
+        /// [`READ_DIRECT`] | [`READ_FREE`] | [`READ_STAGED`].
+        flags: u8 = 0, 56;
+        /// Source: slot of the region at the initiator.
+        region_index: u32 = 1, 0;
+        /// Source: epoch of the region at the initiator.
+        region_epoch: u32 = 1, 32;
+        /// Source: first byte in the region.
+        offset: u64 = 2, 0;
+        /// Bytes of the whole read.
+        bytes: u64 = 3, 0;
+        /// Destination: slot of the region at the target.
+        into_index: u32 = 4, 0;
+        /// Destination: epoch of the region at the target.
+        into_epoch: u32 = 4, 32;
+        /// Destination: first byte in the region.
+        into_offset: u64 = 5, 0;
+        /// The read's sequence.
+        sequence: u64 = 6, 0;
+        /// Microseconds until the target does not want it any more.
+        deadline_us: u32 = 7, 0;
+        /// Why the target chose its leg, a [`crate::Reason`] number.
+        receive_reason: u8 = 7, 32;
+    }
+}
+
+/// The destination of a read can be written straight.
+pub const READ_DIRECT: u8 = 1;
+/// The receive leg of a read may be changed under pressure.
+pub const READ_FREE: u8 = 2;
+/// The receive leg of a read goes through blocks.
+pub const READ_STAGED: u8 = 4;
+
+words! {
     /// A record with nothing but word 0 and a sequence: RECORD_CREDIT, CANCEL, RECALL and the like.
     pub struct Plain: 2 {
         /// The kind.
@@ -185,7 +236,7 @@ pub const KIND_CREDIT: u8 = 5;
 pub const KIND_RECALL: u8 = 6;
 /// RECORD_CREDIT: nothing but returned record credits.
 pub const KIND_RECORD_CREDIT: u8 = 7;
-/// READ_REQ, reserved for reads.
+/// READ_REQ: serve a read.
 pub const KIND_READ_REQ: u8 = 8;
 /// CANCEL: nothing more comes for this transfer; say how it ended.
 pub const KIND_CANCEL: u8 = 9;
@@ -199,6 +250,8 @@ pub const KIND_REVOKED: u8 = 12;
 pub const KIND_REPLAN: u8 = 13;
 /// DEMAND.
 pub const KIND_DEMAND: u8 = 14;
+/// READ_CANCEL: a read is not wanted any more; CANCEL or FIN follows, or has gone out already.
+pub const KIND_READ_CANCEL: u8 = 15;
 
 /// A record as it travels: its words and how many there are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -244,6 +297,8 @@ pub enum Record {
     Cancelled(Plain),
     Replan(Plain),
     Demand(Demand),
+    ReadRequest(ReadRequest),
+    ReadCancel(Plain),
 }
 
 /// The words do not hold a record of this version.
@@ -304,6 +359,8 @@ record_codec! {
     Cancelled(Plain) = KIND_CANCELLED,
     Replan(Plain) = KIND_REPLAN,
     Demand(Demand) = KIND_DEMAND,
+    ReadRequest(ReadRequest) = KIND_READ_REQ,
+    ReadCancel(Plain) = KIND_READ_CANCEL,
 }
 
 impl Credit {

@@ -176,8 +176,21 @@ words! {
         minor_faults: u64 = 19, 0;
         /// Voluntary context switches of the lane's thread since the seal.
         voluntary_switches: u64 = 20, 0;
+        /// [`COPY_THREAD_OFF`] ..: whether a thread of its own does the lane's larger copies.
+        copy_thread: u64 = 21, 0;
+        /// Thread id of the copy thread; 0 if there is none.
+        copy_tid: u64 = 22, 0;
+        /// Core that the copy thread is pinned to, plus 1; 0 is not pinned to one. Written by the settings thread.
+        copy_core: u64 = 23, 0;
     }
 }
+
+/// The configuration says that lanes do all copies themselves.
+pub const COPY_THREAD_OFF: u64 = 0;
+/// The lane has a copy thread.
+pub const COPY_THREAD_ON: u64 = 1;
+/// The configuration leaves it to the dataplane, and there are too few cores.
+pub const COPY_THREAD_SHORT: u64 = 2;
 
 /// The lane sets itself up.
 pub const LANE_STARTING: u64 = 0;

@@ -5,6 +5,15 @@ use crate::words::words;
 /// Moves bytes from a local region to a remote region.
 pub const OPERATION_WRITE: u8 = 1;
 
+/// Moves bytes from a remote region to a local region.
+pub const OPERATION_READ: u8 = 2;
+
+/// Success means that the data can be read at the target by everyone. The default.
+pub const LEVEL_VISIBLE: u8 = 0;
+/// Success means that the target's device has the data and the source may be reused. Where that is not known without
+/// the target's engine, the same as [`LEVEL_VISIBLE`].
+pub const LEVEL_PLACED: u8 = 1;
+
 /// Small messages; capped by the live share `latency_share_percent`.
 pub const CLASS_LATENCY: u8 = 0;
 /// Large messages.
@@ -29,11 +38,11 @@ pub const NOTIFY_EVENT: u8 = 2;
 words! {
     /// One submission, 128 bytes. All bits not named here must be zero.
     pub struct Submission: 16 {
-        /// [`OPERATION_WRITE`].
+        /// [`OPERATION_WRITE`] or [`OPERATION_READ`].
         operation: u8 = 0, 0;
         /// [`CLASS_LATENCY`] or [`CLASS_BULK`].
         class: u8 = 0, 8;
-        /// Override of the send leg: [`LEG_AUTO`], [`LEG_STAGED`], [`LEG_DIRECT`].
+        /// Override of the send leg, of a read that of the remote region: [`LEG_AUTO`], [`LEG_STAGED`], [`LEG_DIRECT`].
         send_leg: u8 = 0, 16;
         /// Override of the receive leg.
         receive_leg: u8 = 0, 24;
@@ -63,6 +72,8 @@ words! {
         deadline_us: u32 = 7, 0;
         /// Completion group; not yet supported, must be 0.
         group: u16 = 7, 32;
+        /// What success means: [`LEVEL_VISIBLE`] or [`LEVEL_PLACED`]; for transfers that notify always visible.
+        level: u8 = 7, 48;
         /// Gate word; not yet supported, must be 0.
         gate_index: u32 = 8, 0;
         /// Gate value; not yet supported, must be 0.

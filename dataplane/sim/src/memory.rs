@@ -79,6 +79,12 @@ impl SimMemory {
         memory
     }
 
+    /// Whether both are the same memory.
+    #[must_use]
+    pub fn is(&self, other: &SimMemory) -> bool {
+        Rc::ptr_eq(&self.inner, &other.inner)
+    }
+
     /// Its size.
     #[must_use]
     pub fn len(&self) -> usize {

@@ -194,6 +194,11 @@ impl Network {
         self.net.borrow_mut().advance(now);
     }
 
+    /// Makes visible what has come in to a memory, as its owner may do by its own means.
+    pub fn see_all(&self, memory: &SimMemory) {
+        self.net.borrow_mut().see_all(memory);
+    }
+
     /// Whether a sleeping lane would be woken by its device: events wait, or a full queue got room since the last call.
     pub fn take_stir(&self, lane: LaneId) -> bool {
         let lane = &mut self.net.borrow_mut().lanes[lane.0];

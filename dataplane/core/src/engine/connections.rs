@@ -3,7 +3,7 @@
 use super::Engine;
 use crate::notice::Notice;
 use crate::port::{ConnectionIndex, CopyEngine, Fabric, Nanos};
-use crate::tables::{Connection, ConnectionInfo, ConnectionPhase, Phase, Role};
+use crate::tables::{Connection, ConnectionInfo, ConnectionPhase, Phase, Role, Seal};
 use core::ops::Deref;
 use railhead_abi::Code;
 use railhead_abi::observe::{Counter, EventCode};
@@ -106,9 +106,14 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
                 _ => {}
             }
             self.connections[usize::from(connection.0)].dead += 1;
+            let transfer = self.transfers[index as usize];
+            // All its posts have ended, and are visible: nothing is open.
+            let is_quiet = transfer.chunks_open == 0
+                && self.is_sure(&transfer)
+                && (transfer.seal == Seal::Done || transfer.status == Code::RemoteRefused);
             let transfer = &mut self.transfers[index as usize];
             transfer.phase = Phase::Dead;
-            if transfer.touched && !transfer.acked {
+            if transfer.touched && !transfer.acked && !is_quiet {
                 transfer.status = Code::Unknown;
                 transfer.side = SIDE_REMOTE;
             } else if transfer.status == Code::Ok && !transfer.acked {

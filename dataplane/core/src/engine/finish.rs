@@ -2,7 +2,7 @@
 
 use super::{Engine, TIMERS_PER_TURN};
 use crate::port::{CopyEngine, Fabric, Nanos};
-use crate::tables::{ConnectionPhase, Leg, Phase, Transfer};
+use crate::tables::{ConnectionPhase, Leg, Phase, Seal, Transfer};
 use core::ops::Deref;
 use railhead_abi::observe::{Counter, EventCode, Flight};
 use railhead_abi::record::{Plain, Record};
@@ -18,11 +18,15 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
         let may_succeed = (transfer.acked && transfer.status == Code::Ok)
             || (matches!(transfer.phase, Phase::Stopping | Phase::AwaitCancelled)
                 && transfer.status == Code::DeadlineExceeded);
-        if may_succeed && matches!(status, Code::RegionLost | Code::DeviceError) {
+        let is_of_a_post = matches!(
+            status,
+            Code::RegionLost | Code::DeviceError | Code::RemoteRefused | Code::RemoteRegionLost
+        );
+        if may_succeed && is_of_a_post {
             transfer.status = status;
             transfer.side = side;
         }
-        if !matches!(transfer.phase, Phase::Running | Phase::AwaitAck) || transfer.acked {
+        if !matches!(transfer.phase, Phase::Running | Phase::AwaitAck | Phase::AwaitDone) || transfer.acked {
             return;
         }
         let was_running = transfer.phase == Phase::Running;
@@ -58,7 +62,13 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
                 self.progress();
                 continue;
             }
-            if transfer.chunks_open == 0 {
+            if transfer.chunks_open == 0 && self.is_sure(transfer) {
+                if !self.quiesce_untold(index, now) {
+                    self.transfers_stopping.push_back(self.transfer_links, index);
+                }
+                continue;
+            }
+            if transfer.chunks_open == 0 && transfer.seal != Seal::Posted {
                 let cancel = Plain { slot: transfer.slot, sequence: transfer.sequence, ..Plain::default() };
                 if self.send_record(transfer.connection, &Record::Cancel(cancel)) {
                     self.transfers[index as usize].phase = Phase::AwaitCancelled;
@@ -75,6 +85,8 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
         let transfer = &self.transfers[index as usize];
         let is_over = match transfer.phase {
             Phase::AwaitAck => transfer.acked,
+            // What is not sure is stopped, or its connection ends.
+            Phase::AwaitDone => transfer.seal != Seal::Posted && !transfer.is_unsure,
             Phase::Dead => true,
             _ => false,
         };
@@ -84,7 +96,7 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
     }
 
     /// The one completion: everything that the transfer held goes back first.
-    fn complete(&mut self, index: u32, now: Nanos) {
+    pub(super) fn complete(&mut self, index: u32, now: Nanos) {
         let transfer = self.transfers[index as usize];
         debug_assert!(transfer.chunks_open == 0 && transfer.phase != Phase::Free);
         let at = usize::from(transfer.connection.0);
@@ -244,7 +256,7 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
                 transfer.timer = until;
                 self.arm(until);
             }
-            Phase::Running | Phase::AwaitAck if !self.transfers[index as usize].acked => {
+            Phase::Running | Phase::AwaitAck | Phase::AwaitDone if !self.transfers[index as usize].acked => {
                 self.stop(index, Code::DeadlineExceeded, SIDE_REMOTE, now);
             }
             Phase::Stopping | Phase::AwaitAck | Phase::AwaitCancelled => {

@@ -11,7 +11,7 @@ use railhead_abi::record::SLOT_NONE;
 use railhead_abi::segment::SIGNALS;
 use railhead_abi::settings::Plan;
 use railhead_abi::submission::{
-    CLASSES, Completion, NOTIFY_EVENT, NOTIFY_SIGNAL, OPERATION_WRITE, SIDE_LOCAL, Submission,
+    CLASSES, Completion, LEVEL_PLACED, NOTIFY_EVENT, NOTIFY_SIGNAL, OPERATION_WRITE, SIDE_LOCAL, Submission,
 };
 use railhead_abi::words::reserved_is_zero;
 use railhead_ring::Word;
@@ -96,6 +96,9 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
         }
         if usize::from(submission.class) >= CLASSES {
             return Err(Code::ClassUnknown);
+        }
+        if submission.level > LEVEL_PLACED {
+            return Err(Code::LevelUnknown);
         }
         let unsupported = submission.inline_bytes != 0
             || submission.list_count != 0
@@ -187,6 +190,7 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
             session,
             submission,
             remote: submission.remote_index,
+            key: remote.key,
             connection,
             send,
             receive,

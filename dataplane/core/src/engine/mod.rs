@@ -14,6 +14,7 @@ mod records;
 mod regions;
 mod route;
 mod schedule;
+mod seal;
 mod send;
 
 use crate::list::{Link, List};
@@ -59,6 +60,8 @@ const POST_CHUNK_WRITE: u32 = 0;
 const POST_CHUNK_COPY: u32 = 1 << 30;
 const POST_BLOCK_COPY: u32 = 2 << 30;
 const POST_FLUSH: u32 = 3 << 30;
+/// For fabrics, which are given no copies.
+const POST_SEAL: u32 = 1 << 30;
 const POST_INDEX: u32 = (1 << 30) - 1;
 
 /// Facts of a lane that never change.
@@ -337,6 +340,11 @@ impl<'s, F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'s, F, C, M
         &mut self.copier
     }
 
+    /// The copy engine.
+    pub const fn copier(&self) -> &C {
+        &self.copier
+    }
+
     /// Where the engine writes what others look at.
     pub const fn observe(&self) -> &Observe<M> {
         &self.observe
@@ -374,6 +382,7 @@ impl<'s, F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'s, F, C, M
             match self.events[at] {
                 FabricEvent::Done { connection, post, status } => match post.0 & !POST_INDEX {
                     POST_CHUNK_WRITE => self.chunk_written(post.0 & POST_INDEX, status, now),
+                    POST_SEAL => self.sealed(post.0 & POST_INDEX, status, now),
                     POST_FLUSH => self.inbound_flushed(post.0 & POST_INDEX, status, now),
                     _ => debug_assert!(
                         false,

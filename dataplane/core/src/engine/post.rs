@@ -12,7 +12,7 @@ use core::ops::Deref;
 use railhead_abi::Code;
 use railhead_abi::observe::Counter;
 use railhead_abi::record::{Chunk, Record};
-use railhead_abi::submission::{SIDE_FABRIC, SIDE_LOCAL};
+use railhead_abi::submission::SIDE_LOCAL;
 use railhead_ring::Word;
 
 impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
@@ -49,10 +49,6 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
     fn post_write(&mut self, connection: ConnectionIndex, chunk: u32, now: Nanos) -> bool {
         let entry = self.chunks[chunk as usize];
         let transfer = &self.transfers[entry.transfer as usize];
-        let Some(remote) = self.remotes[transfer.remote as usize].info else {
-            debug_assert!(false, "a remote that is used went away");
-            return false;
-        };
         let from = match entry.block {
             Some(block) => self.pool.place(block),
             None => Place {
@@ -63,7 +59,9 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
         let epoch = self.connections[usize::from(connection.0)].info.pool_epoch;
         let to = match entry.page {
             Some(page) => RemotePlace { key: Key { index: 0, epoch }, offset: u64::from(page) * PAGE_BYTES },
-            None => RemotePlace { key: remote.key, offset: transfer.submission.remote_offset + entry.offset },
+            None => {
+                RemotePlace { key: transfer.key, offset: transfer.submission.remote_offset + entry.offset }
+            }
         };
         let write = Write {
             from,
@@ -95,19 +93,19 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
     fn send_chunk_record(&mut self, connection: ConnectionIndex, chunk: u32) -> bool {
         let entry = self.chunks[chunk as usize];
         let transfer = &self.transfers[entry.transfer as usize];
-        let (Some(remote), Some(page)) = (self.remotes[transfer.remote as usize].info, entry.page) else {
-            return false;
-        };
+        let Some(page) = entry.page else { return false };
         let record = Chunk {
             slot: transfer.slot,
             block: page,
-            region_index: remote.key.index,
-            region_epoch: remote.key.epoch,
+            region_index: transfer.key.index,
+            region_epoch: transfer.key.epoch,
             bytes: entry.bytes,
             offset: transfer.submission.remote_offset + entry.offset,
             ..Chunk::default()
         };
-        self.send_record(connection, &Record::Chunk(record))
+        let is_sent = self.send_record(connection, &Record::Chunk(record));
+        self.transfers[entry.transfer as usize].told |= is_sent;
+        is_sent
     }
 
     /// A copy into a send block ended.
@@ -136,12 +134,7 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
         if let Some(block) = self.chunks[chunk as usize].block.take() {
             self.put_block(index, block);
         }
-        match status {
-            // With a connection that ends, `Down` says what becomes of the transfer.
-            Code::Ok | Code::ConnectionReset => {}
-            Code::RegionLost => self.stop(index, status, SIDE_LOCAL, now),
-            _ => self.stop(index, Code::DeviceError, SIDE_FABRIC, now),
-        }
+        self.post_ended(index, status, now);
         if self.chunks[chunk as usize].phase == ChunkPhase::Owing {
             self.chunks[chunk as usize].is_done = true;
         } else {

@@ -47,20 +47,29 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
         }
         let transfer = &self.transfers[index as usize];
         if transfer.next_offset == transfer.submission.bytes {
-            return if Self::may_finish(transfer) { self.send_fin(index, now) } else { Visit::Blocked };
+            return self.finish_posting(index, now);
         }
         match self.make_chunk(index, now) {
             Ok(bytes) => {
                 self.end_wait(index);
                 // A small transfer is whole in one visit.
                 let transfer = &self.transfers[index as usize];
-                if transfer.next_offset == transfer.submission.bytes && Self::may_finish(transfer) {
-                    self.send_fin(index, now);
+                if transfer.next_offset == transfer.submission.bytes {
+                    self.finish_posting(index, now);
                 }
                 Visit::Made(bytes)
             }
             Err(waits) => self.wait(index, waits, now),
         }
+    }
+
+    /// All chunks are made: what ends the transfer goes behind them, if it may.
+    fn finish_posting(&mut self, index: u32, now: Nanos) -> Visit {
+        let transfer = &self.transfers[index as usize];
+        if !Self::may_finish(transfer) {
+            return Visit::Blocked;
+        }
+        if self.is_untold(transfer) { self.seal_writes(index, now) } else { self.send_fin(index, now) }
     }
 
     /// Whether FIN may follow: everything is posted, and where the target will be notified of data that comes straight
@@ -335,6 +344,7 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
                 let transfer = &mut self.transfers[index as usize];
                 transfer.demanded = true;
                 transfer.touched = true;
+                transfer.told = true;
                 self.progress();
             }
         }
@@ -355,14 +365,13 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
     fn send_fin(&mut self, index: u32, now: Nanos) -> Visit {
         let transfer = &self.transfers[index as usize];
         let connection = transfer.connection;
-        let Some(remote) = self.remotes[transfer.remote as usize].info else { return Visit::Blocked };
         let fin = Fin {
             slot: transfer.slot,
             notify: transfer.submission.notify,
             notify_index: transfer.submission.notify_index,
             notify_value: transfer.submission.notify_value,
-            region_index: remote.key.index,
-            region_epoch: remote.key.epoch,
+            region_index: transfer.key.index,
+            region_epoch: transfer.key.epoch,
             offset: transfer.submission.remote_offset,
             bytes: transfer.submission.bytes,
             receive_leg: if transfer.receive.staged { LEG_STAGED } else { LEG_DIRECT },
@@ -376,6 +385,7 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
         self.make_unrunnable(index);
         let transfer = &mut self.transfers[index as usize];
         transfer.touched = true;
+        transfer.told = true;
         transfer.phase = Phase::AwaitAck;
         transfer.last_post_at = now;
         if transfer.first_post_at == 0 {

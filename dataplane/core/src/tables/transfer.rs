@@ -1,7 +1,7 @@
 //! Transfers that this lane initiated, and their chunks.
 
 use super::PortIndex;
-use crate::port::{ConnectionIndex, Nanos};
+use crate::port::{ConnectionIndex, Key, Nanos};
 use railhead_abi::submission::Submission;
 use railhead_abi::{Code, Reason};
 
@@ -18,6 +18,8 @@ pub enum Phase {
     Running,
     /// FIN was sent.
     AwaitAck,
+    /// All is posted, and the peer is told of nothing: the ends of the posts are the end.
+    AwaitDone,
     /// Nothing more is posted; posted work ends.
     Stopping,
     /// CANCEL was sent.
@@ -44,6 +46,18 @@ impl Leg {
     pub const NONE: Leg = Leg { staged: false, reason: Reason::None, is_free: false, threshold: 0 };
 }
 
+/// Where the last post of a transfer stands whose end the peer does not confirm.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Seal {
+    /// Not posted, or not needed.
+    #[default]
+    None,
+    /// Posted.
+    Posted,
+    /// It has ended well.
+    Done,
+}
+
 /// A transfer that this lane initiated.
 #[derive(Debug, Clone, Copy)]
 pub struct Transfer {
@@ -59,6 +73,8 @@ pub struct Transfer {
     pub submission: Submission,
     /// Slot of the remote table.
     pub remote: u32,
+    /// The remote region's key.
+    pub key: Key,
     /// Connection of the remote and class.
     pub connection: ConnectionIndex,
     /// Slot on the connection; [`railhead_abi::record::SLOT_NONE`] until the first post.
@@ -77,8 +93,16 @@ pub struct Transfer {
     pub chunks_unposted: u16,
     /// Chunks made.
     pub chunks_total: u64,
-    /// The peer may know of this transfer: its end must be confirmed.
+    /// Something was posted: its end must be confirmed.
     pub touched: bool,
+    /// A record of this transfer was sent: the peer's engine knows of it.
+    pub told: bool,
+    /// A post ended in a way that leaves open what it did.
+    pub is_unsure: bool,
+    /// Everything was posted before it was stopped.
+    pub is_whole: bool,
+    /// The post that makes visible what the posts before it did.
+    pub seal: Seal,
     /// DEMAND was sent.
     pub demanded: bool,
     /// The target has to be told that what DEMAND asked for is not wanted any more.
@@ -146,6 +170,7 @@ impl Transfer {
             bytes: 0,
             deadline_us: 0,
             group: 0,
+            level: 0,
             gate_index: 0,
             gate_value: 0,
             notify_index: 0,
@@ -154,6 +179,7 @@ impl Transfer {
             inline_data: [0; 4],
         },
         remote: 0,
+        key: Key { index: 0, epoch: 0 },
         connection: ConnectionIndex(0),
         slot: railhead_abi::record::SLOT_NONE,
         sequence: 0,
@@ -164,6 +190,10 @@ impl Transfer {
         chunks_unposted: 0,
         chunks_total: 0,
         touched: false,
+        told: false,
+        is_unsure: false,
+        is_whole: false,
+        seal: Seal::None,
         demanded: false,
         withdraws: false,
         acked: false,

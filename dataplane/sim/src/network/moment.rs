@@ -298,6 +298,23 @@ impl Net {
         }
     }
 
+    /// Makes visible what has come in to a memory.
+    pub(super) fn see_all(&mut self, memory: &SimMemory) {
+        for lane in 0..self.lanes.len() {
+            let (due, rest) = std::mem::take(&mut self.lanes[lane].unseen)
+                .into_iter()
+                .partition::<Vec<_>, _>(|unseen| unseen.memory.is(memory));
+            self.lanes[lane].unseen = rest;
+            for unseen in due {
+                let current = self.lanes[lane].regions.get(unseen.region);
+                if current.is_none_or(|entry| entry.epoch != unseen.epoch) {
+                    continue;
+                }
+                memory.device_write(unseen.offset, &unseen.bytes, "what came in and was looked at");
+            }
+        }
+    }
+
     fn done(&mut self, link: usize, side: usize, op: u64) {
         let end = &mut self.links[link].sides[side];
         if end.state == State::Down {
@@ -316,6 +333,9 @@ impl Net {
             Op::Write(write) => {
                 write.release_source();
                 let refused = write.refused.filter(|_| self.config.capabilities.acknowledged);
+                if self.config.capabilities.acknowledged {
+                    write.release_target();
+                }
                 if write.lost { Code::RegionLost } else { refused.unwrap_or(Code::Ok) }
             }
             Op::Read(read) => {

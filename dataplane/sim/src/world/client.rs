@@ -4,8 +4,8 @@ use std::rc::Rc;
 
 use railhead_abi::Code;
 use railhead_abi::submission::{
-    CLASSES, Completion, LEG_DIRECT, NOTIFY_EVENT, NOTIFY_NONE, NOTIFY_SIGNAL, OPERATION_WRITE, SessionEvent,
-    Submission,
+    CLASSES, Completion, LEG_DIRECT, LEVEL_PLACED, LEVEL_VISIBLE, NOTIFY_EVENT, NOTIFY_NONE, NOTIFY_SIGNAL,
+    OPERATION_WRITE, SessionEvent, Submission,
 };
 
 use super::World;
@@ -184,6 +184,7 @@ impl World<'_> {
         let most = *rng.pick(&[50, 3_000]);
         let deadline_us =
             if rng.chance(deadlines) { u32::try_from(rng.between(5, most)).unwrap_or(1) } else { 0 };
+        let level = *rng.pick(&[LEVEL_VISIBLE, LEVEL_PLACED]);
         let source = self.areas[source].info;
         Submission {
             operation: OPERATION_WRITE,
@@ -193,6 +194,7 @@ impl World<'_> {
             notify,
             notify_index,
             notify_value,
+            level,
             cookie,
             local_index: source.region.0,
             local_generation: source.generation,
@@ -209,7 +211,7 @@ impl World<'_> {
         good: &Submission,
     ) -> ([u64; Submission::WORDS], Expect) {
         let mut bad = *good;
-        let kind = if self.rng.chance(self.config.bad) { self.rng.below(9) } else { 99 };
+        let kind = if self.rng.chance(self.config.bad) { self.rng.below(10) } else { 99 };
         let mut reserved = 0;
         let code = match kind {
             0 => {
@@ -249,6 +251,10 @@ impl World<'_> {
             8 => {
                 bad.notify = 9;
                 Code::NotificationUnknown
+            }
+            9 => {
+                bad.level = 2;
+                Code::LevelUnknown
             }
             _ => {
                 let (near, far) = (&self.areas[source].info, &self.areas[destination].info);

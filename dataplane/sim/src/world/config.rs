@@ -111,6 +111,7 @@ impl WorldConfig {
             records_max: *rng.pick(&[2, 16, 64]),
             flush_needed: rng.chance(400_000),
             windows: true,
+            acknowledged: rng.chance(400_000),
             ..Capabilities::default()
         };
         let is_faulty = !seed.is_multiple_of(3);

@@ -2,7 +2,8 @@
 
 use railhead_abi::settings::{Mode, Setting};
 use railhead_abi::submission::{
-    Completion, LEG_AUTO, LEG_DIRECT, LEG_STAGED, NOTIFY_EVENT, NOTIFY_SIGNAL, SessionEvent, Submission,
+    Completion, LEG_AUTO, LEG_DIRECT, LEG_STAGED, LEVEL_PLACED, NOTIFY_EVENT, NOTIFY_SIGNAL, SessionEvent,
+    Submission,
 };
 use railhead_abi::{Code, Reason};
 use railhead_core::port::Nanos;
@@ -116,7 +117,15 @@ impl World<'_> {
         self.check_notification(&pending, status, &context);
         if status == Code::Ok {
             assert_eq!(completion.bytes, pending.data.len() as u64, "{context}");
-            let wrong = self.areas[pending.destination].memory.first_difference(pending.to, &pending.data);
+            let destination = &self.areas[pending.destination];
+            let is_placed = pending.submission.level == LEVEL_PLACED;
+            if is_placed {
+                // Placed is not visible: whoever wants to see it has to look by other means.
+                self.network.see_all(&destination.memory);
+            }
+            // What was only placed is lost with a region that is taken back.
+            let is_kept = !is_placed || !destination.is_leaving;
+            let wrong = destination.memory.first_difference(pending.to, &pending.data).filter(|_| is_kept);
             assert_eq!(wrong, None, "{context}: a byte at the target is not what was sent");
             self.check_route(&pending, completion, &context);
             self.note_route(completion);
