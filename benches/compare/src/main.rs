@@ -16,6 +16,7 @@ mod load;
 mod machine;
 mod nodes;
 mod options;
+mod perftest;
 mod problem;
 mod report;
 mod ring;
@@ -48,6 +49,7 @@ fn main() -> ExitCode {
         }
         None if options.list => {
             report::list(rows::ALL);
+            report::list(rows::VERBS);
             Ok(ExitCode::SUCCESS)
         }
         None => measure(&options),
@@ -59,7 +61,7 @@ fn main() -> ExitCode {
 }
 
 fn measure(options: &Options) -> Result<ExitCode, Problem> {
-    let chosen = rows::chosen(&options.rows)?;
+    let chosen = rows::chosen(if options.verbs.is_some() { rows::VERBS } else { rows::ALL }, &options.rows)?;
     let mut report = Report::begin(options)?;
     runner::run(options, &chosen, |row, outcome| report.add(row, outcome));
     let verdicts = report.end()?;

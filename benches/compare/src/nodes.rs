@@ -59,7 +59,7 @@ impl Nodes {
         for at in 0..NAMES.len() {
             let core = (cores.len() > 1 && !options.unpinned).then(|| cores[at % cores.len()]);
             let sections = [("settings", &options.settings[..]), ("pool", &options.pool[..])];
-            let text = config(at, ports, nodes.control_ports[at], core, &sections);
+            let text = config(at, ports, nodes.control_ports[at], core, &options.dataplane, &sections);
             let path = nodes.folder.path().join(format!("{}.toml", NAMES[at]));
             fs::write(&path, text).tried(path.display())?;
             nodes.configs.push(path);
@@ -210,7 +210,8 @@ impl Drop for Process {
     }
 }
 
-fn binaries(options: &Options) -> Result<PathBuf, Problem> {
+/// The folder of the programs to measure.
+pub(crate) fn binaries(options: &Options) -> Result<PathBuf, Problem> {
     if let Some(folder) = &options.binaries {
         return Ok(folder.clone());
     }
@@ -238,25 +239,32 @@ fn config(
     ports: [u16; NAMES.len()],
     control_port: u16,
     core: Option<usize>,
+    dataplane: &[(String, String)],
     sections: &[(&str, &[(String, String)])],
 ) -> String {
     let (name, peer) = (NAMES[at], NAMES[1 - at]);
     let (port, peer_port) = (ports[at], ports[1 - at]);
     let cores = core.map_or_else(String::new, |core| format!("cores = [{core}]\n"));
+    let dataplane = entries(dataplane);
     let mut text = format!(
         "[node]\nname = \"{name}\"\nstate_dir = \"{name}\"\n\n\
-         [dataplane]\n{cores}log = \"warn\"\n\n\
+         [dataplane]\n{cores}log = \"warn\"\n{dataplane}\n\
          [fabric]\nlisten = \"127.0.0.1:{port}\"\nkey_file = \"cluster.key\"\n\n\
          [[peer]]\nname = \"{peer}\"\naddress = \"127.0.0.1:{peer_port}\"\n\n\
          [control]\nlisten = \"127.0.0.1:{control_port}\"\nlog = \"warn\"\n\n"
     );
-    for (section, entries) in sections {
-        let _ = writeln!(text, "[{section}]");
-        for (key, value) in *entries {
-            let quote = if value.parse::<u64>().is_ok() { "" } else { "\"" };
-            let _ = writeln!(text, "{key} = {quote}{value}{quote}");
-        }
-        text.push('\n');
+    for (section, given) in sections {
+        let _ = writeln!(text, "[{section}]\n{}", entries(given));
+    }
+    text
+}
+
+/// Lines of a section: numbers and lists as they are, everything else as text.
+fn entries(given: &[(String, String)]) -> String {
+    let mut text = String::new();
+    for (key, value) in given {
+        let quote = if value.parse::<u64>().is_ok() || value.starts_with('[') { "" } else { "\"" };
+        let _ = writeln!(text, "{key} = {quote}{value}{quote}");
     }
     text
 }
@@ -268,12 +276,16 @@ mod tests {
     #[test]
     fn numbers_are_bare_and_names_are_quoted() {
         let settings = [("idle.spin_us".into(), "100".into()), ("send.mode".into(), "direct".into())];
-        let text = config(1, [7001, 7002], 7003, Some(3), &[("settings", &settings[..]), ("pool", &[])]);
+        let dataplane = [("copy_threads".into(), "on".into()), ("copy_cores".into(), "[4]".into())];
+        let sections = [("settings", &settings[..]), ("pool", &[])];
+        let text = config(1, [7001, 7002], 7003, Some(3), &dataplane, &sections);
         for line in [
             "name = \"b\"",
             "listen = \"127.0.0.1:7002\"",
             "address = \"127.0.0.1:7001\"",
             "cores = [3]",
+            "copy_threads = \"on\"",
+            "copy_cores = [4]",
             "idle.spin_us = 100",
             "send.mode = \"direct\"",
         ] {

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 
+use crate::perftest::Devices;
+
 /// Pairs of a `--quick` run.
 const PAIRS_QUICK: usize = 3;
 
@@ -42,6 +44,9 @@ pub(crate) struct Options {
     /// A key of the pool section of both configurations, in place of its default.
     #[arg(long = "pool", value_name = "KEY=VALUE", value_parser = key_value)]
     pub(crate) pool: Vec<(String, String)>,
+    /// A key of the dataplane section of both configurations, in place of its default.
+    #[arg(long = "dataplane", value_name = "KEY=VALUE", value_parser = key_value)]
+    pub(crate) dataplane: Vec<(String, String)>,
     /// Microseconds that our client polls before it sleeps, in place of each row's own.
     #[arg(long, value_name = "US", hide = true)]
     pub(crate) client_spin_us: Option<u64>,
@@ -51,6 +56,9 @@ pub(crate) struct Options {
     /// Folder of railhead-dataplane and railhead-control; that of this program when left out.
     #[arg(long, value_name = "DIR")]
     pub(crate) binaries: Option<PathBuf>,
+    /// Two RDMA devices of this machine: measure the rows that need them, and no others.
+    #[arg(long, value_name = "DEVICE=ADDRESS,DEVICE")]
+    pub(crate) verbs: Option<Devices>,
     /// Folder of UCX, with bin/ucx_perftest and lib.
     #[arg(long, value_name = "DIR", conflicts_with = "ucx_missing")]
     pub(crate) ucx: Option<PathBuf>,

@@ -109,7 +109,7 @@ impl Report {
             "name": row.name,
             "what": row.what,
             "unit": unit,
-            "goal": match row.goal { Goal::AtLeast(goal) => json!({"at_least": goal}), Goal::Below(limit) => json!({"below": limit}) },
+            "goal": goal_json(row.goal),
             "verdict": verdict.name(),
             "not_run_because": why,
             "result": interval.map(|interval| json!({
@@ -150,11 +150,20 @@ impl Report {
     }
 }
 
+/// What a rate counts.
+#[derive(Debug, Clone, Copy)]
+enum Counts {
+    Bytes,
+    Items,
+    /// Halves of a round.
+    Halves,
+}
+
 /// One side of a row over all pairs.
 #[derive(Debug)]
 struct Side {
     rate: f64,
-    items: bool,
+    counts: Counts,
     cpu_s_per_gb: Option<f64>,
 }
 
@@ -162,20 +171,30 @@ impl Side {
     fn of(pairs: &[Pair], of: fn(&Pair) -> Measure, method: &Method) -> Option<Self> {
         let rates: Vec<f64> = pairs.iter().map(|pair| of(pair).rate).collect();
         let costs: Vec<f64> = pairs.iter().filter_map(|pair| of(pair).cpu_s_per_gb()).collect();
-        let items = matches!(method, Method::Ring { .. });
-        Some(Self { rate: median(&rates)?, items, cpu_s_per_gb: median(&costs) })
+        let counts = match method {
+            Method::Ring { .. } => Counts::Items,
+            Method::Device(shape) if shape.is_latency() => Counts::Halves,
+            _ => Counts::Bytes,
+        };
+        Some(Self { rate: median(&rates)?, counts, cpu_s_per_gb: median(&costs) })
     }
 
     fn text(&self) -> String {
-        if self.items {
-            format!("{:.1} ns/item", 1e9 / self.rate)
-        } else {
-            format!("{:.1} Gbit/s", self.rate * 8.0 / 1e9)
+        match self.counts {
+            Counts::Items => format!("{:.1} ns/item", 1e9 / self.rate),
+            Counts::Halves => format!("{:.1} us", 1e6 / self.rate),
+            // Soft devices are slow.
+            Counts::Bytes if self.rate < 1e9 / 8.0 * 5.0 => format!("{:.3} Gbit/s", self.rate * 8.0 / 1e9),
+            Counts::Bytes => format!("{:.1} Gbit/s", self.rate * 8.0 / 1e9),
         }
     }
 
     fn json(&self) -> Value {
-        let rate = if self.items { "items_per_s" } else { "bytes_per_s" };
+        let rate = match self.counts {
+            Counts::Items => "items_per_s",
+            Counts::Halves => "half_rounds_per_s",
+            Counts::Bytes => "bytes_per_s",
+        };
         json!({ rate: self.rate, "cpu_s_per_gb": self.cpu_s_per_gb })
     }
 }
@@ -185,9 +204,18 @@ fn pair_json(pair: &Pair) -> Value {
     json!({ "ours": side(&pair.ours), "reference": side(&pair.reference), "other_cores": pair.other_cores })
 }
 
+fn goal_json(goal: Goal) -> Value {
+    match goal {
+        Goal::AtLeast(goal) => json!({ "at_least": goal }),
+        Goal::Reaches { at, least } => json!({ "reaches": at, "at_least": least }),
+        Goal::Below(limit) => json!({ "below": limit }),
+    }
+}
+
 fn goal_text(goal: Goal, unit: &str) -> String {
     match goal {
         Goal::AtLeast(goal) => format!(">= {goal} {unit}"),
+        Goal::Reaches { at, least } => format!("{at} {unit}, >= {least:.2}"),
         Goal::Below(limit) => format!("< {limit} {unit}"),
     }
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use railhead_client::{Class, Leg};
 
 use crate::load::{REGION_BYTES, Shape};
+use crate::perftest;
 use crate::problem::Problem;
 use crate::statistics::Goal;
 
@@ -23,6 +24,8 @@ pub(crate) struct Row {
 pub(crate) enum Method {
     /// Pairs of our writes and a reference on the same sizes.
     Writes { ours: Shape, reference: Reference },
+    /// Pairs of our fabric alone and perftest, between two RDMA devices.
+    Device(perftest::Shape),
     /// Pairs of our ring and rtrb.
     Ring { batch: usize },
     /// Milliseconds from publishing settings to the last lane's acknowledgement, 99th percentile, with load.
@@ -46,7 +49,7 @@ impl Method {
     /// The unit of a sample.
     pub(crate) const fn unit(&self) -> &'static str {
         match self {
-            Self::Writes { .. } | Self::Ring { .. } => "x",
+            Self::Writes { .. } | Self::Device(_) | Self::Ring { .. } => "x",
             Self::Settings => "ms",
             Self::Idle => "%",
         }
@@ -76,7 +79,32 @@ const fn small(bytes: u64, outstanding: usize) -> Shape {
 const DIRECT_1M: Shape = cold(MEBIBYTE, 16, Leg::DIRECT);
 const DIRECT_16M: Shape = cold(16 * MEBIBYTE, 4, Leg::DIRECT);
 
-/// All rows, in the order in which they run.
+/// One device's bandwidth: as much as perftest's, with the same queue and MTU.
+const fn device_bandwidth(name: &'static str, what: &'static str, bytes: u64) -> Row {
+    let shape = perftest::Shape::Bandwidth { bytes, outstanding: 128 };
+    Row { name, what, method: Method::Device(shape), goal: Goal::Reaches { at: 1.0, least: 0.9 } }
+}
+
+/// One device's latency. The ratio is that of rates: 1 / 1.15 is a latency of 1.15 times perftest's.
+const fn device_latency(name: &'static str, what: &'static str, bytes: u64) -> Row {
+    let goal = Goal::Reaches { at: 1.0, least: 1.0 / 1.15 };
+    Row { name, what, method: Method::Device(perftest::Shape::Latency { bytes }), goal }
+}
+
+/// The rows that need RDMA devices (`--verbs`), in the order in which they run.
+pub(crate) const VERBS: &[Row] = &[
+    device_bandwidth("raw-4k", "fabric alone, write 4 KiB, 128 outstanding / ib_write_bw", 4 * KIBIBYTE),
+    device_bandwidth("raw-64k", "fabric alone, write 64 KiB, 128 outstanding / ib_write_bw", 64 * KIBIBYTE),
+    device_bandwidth("raw-1m", "fabric alone, write 1 MiB, 128 outstanding / ib_write_bw", MEBIBYTE),
+    device_latency("raw-lat-8", "fabric alone, write 8 B to and fro, ends seen as events / ib_write_lat", 8),
+    device_latency(
+        "raw-lat-4k",
+        "fabric alone, write 4 KiB to and fro, ends seen as events / ib_write_lat",
+        4 * KIBIBYTE,
+    ),
+];
+
+/// All rows of sockets and host memory, in the order in which they run.
 pub(crate) const ALL: &[Row] = &[
     Row {
         name: "write-1m",
@@ -146,16 +174,16 @@ pub(crate) const ALL: &[Row] = &[
     },
 ];
 
-/// The rows of these names, in the order of [`ALL`]; all if there are none.
-pub(crate) fn chosen(names: &[String]) -> Result<Vec<&'static Row>, Problem> {
-    if let Some(unknown) = names.iter().find(|name| !ALL.iter().any(|row| row.name == name.as_str())) {
-        let known: Vec<&str> = ALL.iter().map(|row| row.name).collect();
+/// The rows of these names, in the order of `all`; all if there are none.
+pub(crate) fn chosen(all: &'static [Row], names: &[String]) -> Result<Vec<&'static Row>, Problem> {
+    if let Some(unknown) = names.iter().find(|name| !all.iter().any(|row| row.name == name.as_str())) {
+        let known: Vec<&str> = all.iter().map(|row| row.name).collect();
         return Err(Problem::new(format!(
             "--rows: there is no row \"{unknown}\"; the rows are {}",
             known.join(", ")
         )));
     }
-    Ok(ALL.iter().filter(|row| names.is_empty() || names.iter().any(|name| name == row.name)).collect())
+    Ok(all.iter().filter(|row| names.is_empty() || names.iter().any(|name| name == row.name)).collect())
 }
 
 #[cfg(test)]
@@ -164,10 +192,10 @@ mod tests {
 
     #[test]
     fn chosen_rows_keep_the_table_order_and_unknown_ones_are_named() {
-        let rows = chosen(&["idle".to_owned(), "ring".to_owned()]).expect("known rows");
+        let rows = chosen(ALL, &["idle".to_owned(), "ring".to_owned()]).expect("known rows");
         assert_eq!(rows.iter().map(|row| row.name).collect::<Vec<_>>(), ["ring", "idle"]);
-        assert_eq!(chosen(&[]).expect("all").len(), ALL.len());
-        let problem = chosen(&["rings".to_owned()]).expect_err("unknown");
+        assert_eq!(chosen(ALL, &[]).expect("all").len(), ALL.len());
+        let problem = chosen(ALL, &["rings".to_owned()]).expect_err("unknown");
         assert!(problem.to_string().contains("\"rings\""), "{problem}");
     }
 

@@ -6,6 +6,7 @@ use crate::cpu;
 use crate::load::{Load, Shape};
 use crate::nodes::Nodes;
 use crate::options::Options;
+use crate::perftest::{self, Runs};
 use crate::problem::Problem;
 use crate::rows::{Method, Reference, Row};
 use crate::ucx::Put;
@@ -85,6 +86,7 @@ impl Bench<'_> {
         let (options, pairs) = (self.options, self.options.pairs());
         match &row.method {
             Method::Writes { ours, reference } => self.writes(ours, reference),
+            Method::Device(shape) => self.device(*shape),
             Method::Ring { batch } => alternate(
                 options,
                 |_| Ok(0.0),
@@ -102,6 +104,21 @@ impl Bench<'_> {
                 Ok(Outcome { samples, ..Outcome::default() })
             }
         }
+    }
+
+    /// The kernel's threads are the device here, and in a guest nothing tells what the host does meanwhile: there are no
+    /// other processes to look for.
+    fn device(&self, shape: perftest::Shape) -> Result<Outcome, Problem> {
+        let (options, duration) = (self.options, self.options.duration());
+        let ours = Runs::calibrate(options, perftest::Side::Ours, shape, duration)?;
+        let reference = Runs::calibrate(options, perftest::Side::Perftest, shape, duration)?;
+        let mut pairs = Vec::new();
+        for _ in 0..options.pairs() {
+            let (ours, reference) = (ours.measure(duration)?, reference.measure(duration)?);
+            pairs.push(Pair { ours, reference, other_cores: 0.0 });
+        }
+        let samples = pairs.iter().map(|pair| pair.ours.rate / pair.reference.rate).collect();
+        Ok(Outcome { samples, pairs, ..Outcome::default() })
     }
 
     fn writes(&mut self, ours: &Shape, reference: &Reference) -> Result<Outcome, Problem> {

@@ -23,6 +23,13 @@ pub(crate) struct Interval {
 pub(crate) enum Goal {
     /// Ours divided by the reference's.
     AtLeast(f64),
+    /// Ours divided by the reference's: as fast, as far as the noise lets one see, and never much slower.
+    Reaches {
+        /// What the interval must reach.
+        at: f64,
+        /// What no part of the interval may be under.
+        least: f64,
+    },
     /// A figure of ours, in the row's unit.
     Below(f64),
 }
@@ -80,6 +87,9 @@ pub(crate) fn verdict(goal: Goal, interval: Option<&Interval>) -> Verdict {
     let Some(interval) = interval else { return Verdict::NotRun };
     let (met, missed) = match goal {
         Goal::AtLeast(goal) => (interval.low >= goal, interval.high < goal),
+        Goal::Reaches { at, least } => {
+            (interval.high >= at && interval.low >= least, interval.high < at || interval.high < least)
+        }
         Goal::Below(limit) => (interval.high < limit, interval.low >= limit),
     };
     match (met, missed) {

@@ -173,12 +173,27 @@ pub(crate) fn free_port() -> Result<u16, Problem> {
     Ok(listener.local_addr().tried("looking for a free port")?.port())
 }
 
-/// Looks rather than connects: a connection would be taken for the client's.
 fn wait_for_listener(port: u16, server: &mut Ended) -> Result<(), Problem> {
+    wait_for_port(port, TIMEOUT, || {
+        if server.0.try_wait().tried("ucx_perftest")?.is_some() {
+            server.finish(TIMEOUT)?;
+            return Err(Problem::new("the ucx_perftest server ended at once"));
+        }
+        Ok(())
+    })
+}
+
+/// Waits until somebody listens on a port; `still` says that it may yet come. Looks rather than connects: a connection
+/// would be taken for the client's.
+pub(crate) fn wait_for_port(
+    port: u16,
+    limit: Duration,
+    mut still: impl FnMut() -> Result<(), Problem>,
+) -> Result<(), Problem> {
     const LISTEN: &str = "0A";
     let wanted = format!(":{port:04X}");
     let start = Instant::now();
-    while start.elapsed() < TIMEOUT {
+    while start.elapsed() < limit {
         for table in ["/proc/net/tcp", "/proc/net/tcp6"] {
             let text = fs::read_to_string(table).unwrap_or_default();
             let listens = text.lines().any(|line| {
@@ -189,14 +204,11 @@ fn wait_for_listener(port: u16, server: &mut Ended) -> Result<(), Problem> {
                 return Ok(());
             }
         }
-        if server.0.try_wait().tried("ucx_perftest")?.is_some() {
-            server.finish(TIMEOUT)?;
-            return Err(Problem::new("the ucx_perftest server ended at once"));
-        }
+        still()?;
         // The kernel walks its whole table of connections for each look.
         std::thread::sleep(Duration::from_millis(20));
     }
-    Err(Problem::new("the ucx_perftest server does not listen"))
+    Err(Problem::new(format!("nobody listens on port {port}")))
 }
 
 #[cfg(test)]

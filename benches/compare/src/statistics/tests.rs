@@ -48,6 +48,13 @@ fn verdict_needs_the_whole_interval() {
     assert_eq!(at_least(0.85, 0.9, 0.95), Verdict::Ok);
     assert_eq!(at_least(0.84, 0.9, 0.95), Verdict::Unsure);
     assert_eq!(at_least(0.7, 0.8, 0.85), Verdict::Unsure);
+    let reaches = |low, high| {
+        verdict(Goal::Reaches { at: 1.0, least: 0.9 }, Some(&interval(low, f64::midpoint(low, high), high)))
+    };
+    assert_eq!(reaches(0.9, 1.0), Verdict::Ok);
+    assert_eq!(reaches(1.1, 1.2), Verdict::Ok);
+    assert_eq!(reaches(0.89, 1.1), Verdict::Unsure);
+    assert_eq!(reaches(0.95, 0.99), Verdict::Short);
     assert_eq!(at_least(0.7, 0.8, 0.849), Verdict::Short);
     let below = |low, median, high| verdict(Goal::Below(5.0), Some(&interval(low, median, high)));
     assert_eq!(below(1.0, 2.0, 4.9), Verdict::Ok);
