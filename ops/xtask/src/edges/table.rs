@@ -76,6 +76,13 @@ pub(crate) const RULES: &[Rule] = &[
         external_in_tests: &["proptest", "tempfile"],
     },
     Rule {
+        package: "verbs",
+        own: &["ring", "abi", "core", "shm", "memory"],
+        own_in_tests: &["sim", "host"],
+        external: &["libc", "rdma-core-sys", "rustix", "thiserror"],
+        external_in_tests: &["proptest", "tempfile"],
+    },
+    Rule {
         package: "rdma-core-sys",
         own: &[],
         own_in_tests: &[],
@@ -87,7 +94,7 @@ pub(crate) const RULES: &[Rule] = &[
         own: &["ring", "abi", "core", "shm", "memory"],
         own_in_tests: &["sim", "host"],
         external: &["cudarc", "libc", "thiserror"],
-        external_in_tests: &["proptest", "tempfile"],
+        external_in_tests: &["libc", "serde_json"],
     },
     Rule {
         package: "client",
@@ -105,7 +112,7 @@ pub(crate) const RULES: &[Rule] = &[
     },
     Rule {
         package: "daemon",
-        own: &["ring", "abi", "core", "shm", "memory", "sim", "host", "tcp", "config"],
+        own: &["ring", "abi", "core", "shm", "memory", "sim", "host", "tcp", "verbs", "config"],
         own_in_tests: &["client"],
         external: &[
             "clap",
@@ -145,7 +152,8 @@ pub(crate) const RULES: &[Rule] = &[
     },
     Rule {
         package: "loadgen",
-        own: &["ring", "abi", "shm", "client"],
+        // core and verbs: `railhead-bench verbs-raw` drives the fabric alone.
+        own: &["ring", "abi", "shm", "client", "core", "verbs"],
         own_in_tests: &[],
         external: &[
             "clap",
