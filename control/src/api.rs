@@ -3,6 +3,7 @@
 mod metrics;
 mod node;
 mod params;
+mod peers;
 mod records;
 mod settings;
 mod stream;
@@ -21,6 +22,7 @@ use serde_json::json;
 use tokio::sync::{Semaphore, watch};
 
 use crate::link::{Attachment, Link};
+use crate::peers::Roster;
 use crate::problem::Problem;
 use crate::writer::Writer;
 
@@ -34,6 +36,7 @@ const STREAMS_MAX: usize = 64;
 pub struct Api {
     link: Arc<Link>,
     writer: Arc<Writer>,
+    roster: Arc<Roster>,
     streams: Arc<Semaphore>,
     /// Becomes true when the server stops: event streams end then.
     stopping: watch::Receiver<bool>,
@@ -42,8 +45,13 @@ pub struct Api {
 impl Api {
     /// The routes' state.
     #[must_use]
-    pub fn new(link: Arc<Link>, writer: Arc<Writer>, stopping: watch::Receiver<bool>) -> Self {
-        Self { link, writer, streams: Arc::new(Semaphore::new(STREAMS_MAX)), stopping }
+    pub fn new(
+        link: Arc<Link>,
+        writer: Arc<Writer>,
+        roster: Arc<Roster>,
+        stopping: watch::Receiver<bool>,
+    ) -> Self {
+        Self { link, writer, roster, streams: Arc::new(Semaphore::new(STREAMS_MAX)), stopping }
     }
 
     fn attached(&self) -> Result<Arc<Attachment>, Problem> {
@@ -60,6 +68,8 @@ impl Api {
             .route("/v1/node", get(node::node))
             .route("/v1/lanes", get(node::lanes))
             .route("/v1/pools", get(node::pools))
+            .route("/v1/peers", get(peers::list).post(peers::add))
+            .route("/v1/peers/{name}", get(peers::one).delete(peers::remove))
             .route("/v1/transfers", get(records::transfers))
             .route("/v1/transfers/{ticket}", get(records::transfer))
             .route("/v1/events", get(records::events))

@@ -1,7 +1,7 @@
 //! Control: REST over the settings, counters and records of one dataplane.
 //!
 //! **Owns** the settings cell of the dataplane's control segment and the settings file: validation, publication,
-//! acknowledgement, history, rollback ([`writer`]); the link to the dataplane over its admin socket ([`link`]); the routes
+//! acknowledgement, history, rollback ([`writer`]); the peers file ([`peers`]); the link to the dataplane over its admin socket ([`link`]); the routes
 //! ([`api`]) and the server ([`server`]).
 //!
 //! **Never** touches data, writes any other word of the segment, or is needed by a running lane: it can be killed and
@@ -17,6 +17,7 @@ pub mod event;
 pub mod history;
 pub mod link;
 pub mod patch;
+pub mod peers;
 pub mod problem;
 pub mod segment;
 pub mod server;

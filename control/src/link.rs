@@ -1,18 +1,19 @@
 //! The way to the dataplane: one thread that attaches, notices when the dataplane goes away, and attaches again.
 
+use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use railhead_abi::frame::{AdminHello, Empty, FRAME_BYTES_MAX, Frame, Text};
+use railhead_abi::frame::{AdminAnswer, AdminCommand, AdminHello, Empty, FRAME_BYTES_MAX, Frame, Text};
 use railhead_abi::{ABI_VERSION, Code};
 use railhead_shm::Word;
 use railhead_shm::socket::{self, SocketError};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 
 use crate::segment::{BadSegment, Segment};
 use crate::writer::Writer;
@@ -39,9 +40,66 @@ pub struct Attachment {
     socket: OwnedFd,
     /// 1 once the dataplane is known to be gone.
     closed: Word,
+    waiting: Mutex<Waiting>,
+}
+
+/// Commands that the dataplane has not answered yet, by their cookies.
+#[derive(Debug, Default)]
+struct Waiting {
+    cookie: u64,
+    commands: HashMap<u64, oneshot::Sender<AdminAnswer>>,
+}
+
+/// Why a command has no answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unanswered {
+    /// The dataplane went away: whether it was carried out is not known.
+    Lost,
+    /// The time is over; the dataplane goes on with it.
+    Late,
 }
 
 impl Attachment {
+    /// Has the dataplane carry out a command and waits for its answer. A command that is not answered in time is carried
+    /// out all the same.
+    ///
+    /// # Errors
+    /// [`Unanswered`].
+    pub async fn command(&self, command: AdminCommand, limit: Duration) -> Result<AdminAnswer, Unanswered> {
+        let (sender, answer) = oneshot::channel();
+        let cookie = {
+            let mut waiting = self.waiting();
+            waiting.cookie += 1;
+            let cookie = waiting.cookie;
+            waiting.commands.insert(cookie, sender);
+            cookie
+        };
+        let (bytes, length) = Frame::AdminCommand(AdminCommand { cookie, ..command }).encode(FRAME_VERSION);
+        if self.is_closed() || socket::send_frame(&self.socket, &bytes[..length], &[]).is_err() {
+            self.waiting().commands.remove(&cookie);
+            return Err(Unanswered::Lost);
+        }
+        match tokio::time::timeout(limit, answer).await {
+            Ok(answer) => answer.map_err(|_| Unanswered::Lost),
+            Err(_) => {
+                self.waiting().commands.remove(&cookie);
+                Err(Unanswered::Late)
+            }
+        }
+    }
+
+    fn answered(&self, answer: AdminAnswer) {
+        if let Some(waiter) = self.waiting().commands.remove(&answer.cookie) {
+            // Whoever gave up waiting is not there any more.
+            let _ = waiter.send(answer);
+        }
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+        // Insertions and removals only: a panic elsewhere leaves a sound table.
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Tells the dataplane that a snapshot was published. Best effort: it also looks by itself.
     pub fn wake(&self, generation: u64) {
         let (bytes, length) = Frame::AdminWake(Empty { figure: generation }).encode(FRAME_VERSION);
@@ -170,6 +228,8 @@ fn run(path: &Path, writer: &Writer, sender: &watch::Sender<State>, stop: &Stop)
                 drop(sender.send_replace(Ok(Arc::clone(&attachment))));
                 let what = until_closed(&attachment);
                 attachment.closed.store_relaxed(1);
+                // Dropping the senders tells those who wait.
+                attachment.waiting().commands.clear();
                 writer.detach();
                 stop.enter(None);
                 Detached { code: Code::DataplaneAbsent, what }
@@ -192,8 +252,14 @@ fn until_closed(attachment: &Attachment) -> String {
     let mut buffer = [0; FRAME_BYTES_MAX];
     loop {
         match socket::recv_frame(&attachment.socket, &mut buffer, 0) {
-            // Nothing is expected; whatever a newer dataplane says is not for this version.
-            Ok(_) => {}
+            Ok(received) => {
+                // Anything else is of a newer dataplane and not for this version.
+                if let Ok(Frame::AdminAnswer(answer)) =
+                    Frame::decode(FRAME_VERSION, &buffer[..received.bytes])
+                {
+                    attachment.answered(answer);
+                }
+            }
             Err(SocketError::Closed) => return format!("the dataplane (pid {}) went away", attachment.pid),
             Err(error) => return format!("the admin socket failed: {error}"),
         }
@@ -227,7 +293,13 @@ fn attach(path: &Path) -> Result<Attachment, Detached> {
             }
             set_socket_timeout(&socket, Timeout::Recv, None)
                 .map_err(|errno| failed(SocketError::System { call: "setsockopt", errno }))?;
-            Ok(Attachment { segment, pid: welcome.pid, socket, closed: Word::new(0) })
+            Ok(Attachment {
+                segment,
+                pid: welcome.pid,
+                socket,
+                closed: Word::new(0),
+                waiting: Mutex::default(),
+            })
         }
         (Frame::Refused(refused), _) => {
             let code = Code::from_number(refused.code).unwrap_or(Code::FrameMalformed);

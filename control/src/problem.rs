@@ -89,19 +89,26 @@ impl IntoResponse for Problem {
 fn status_of(code: Code) -> StatusCode {
     match code {
         Code::RequestMalformed => StatusCode::BAD_REQUEST,
-        Code::NotFound | Code::TransferUnknown => StatusCode::NOT_FOUND,
+        Code::NotFound | Code::TransferUnknown | Code::PeerUnknown => StatusCode::NOT_FOUND,
         Code::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
         Code::EtagMismatch => StatusCode::PRECONDITION_FAILED,
         // What this node has not is a conflict with its state, whoever notices it: the dataplane says the same.
-        Code::GenerationOld | Code::SettingBlockBytes | Code::SettingCoreAbsent | Code::SettingLaneAbsent => {
-            StatusCode::CONFLICT
-        }
+        Code::GenerationOld
+        | Code::SettingBlockBytes
+        | Code::SettingCoreAbsent
+        | Code::SettingLaneAbsent
+        | Code::ConfigContradiction
+        | Code::NameTaken
+        | Code::PeersFull => StatusCode::CONFLICT,
         Code::DataplaneAbsent | Code::SettingsPending => StatusCode::SERVICE_UNAVAILABLE,
         Code::SettingUnknown
         | Code::SettingType
         | Code::SettingRange
         | Code::SettingRestartOnly
-        | Code::SettingContradiction => StatusCode::UNPROCESSABLE_ENTITY,
+        | Code::SettingContradiction
+        | Code::ConfigField
+        | Code::NameInvalid => StatusCode::UNPROCESSABLE_ENTITY,
+        Code::QuotaExceeded => StatusCode::TOO_MANY_REQUESTS,
         _ => StatusCode::INTERNAL_SERVER_ERROR,
     }
 }

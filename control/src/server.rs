@@ -14,6 +14,7 @@ use tokio::sync::watch;
 
 use crate::api::Api;
 use crate::link::Link;
+use crate::peers::Roster;
 use crate::writer::Writer;
 
 /// How long requests in progress may take after the server was told to stop.
@@ -109,6 +110,7 @@ fn code_of(error: &io::Error) -> Code {
 pub struct Control {
     link: Arc<Link>,
     writer: Arc<Writer>,
+    roster: Arc<Roster>,
 }
 
 impl Control {
@@ -122,7 +124,8 @@ impl Control {
         let writer = Arc::new(Writer::new(config.node.state_dir.clone(), config.settings));
         let link = Link::start(&config.dataplane.admin_socket, Arc::clone(&writer))
             .map_err(|error| failed(format!("no thread for the link: {error}")))?;
-        Ok(Self { link: Arc::new(link), writer })
+        let roster = Arc::new(Roster::new(config.node.state_dir.clone()));
+        Ok(Self { link: Arc::new(link), writer, roster })
     }
 
     /// Waits for the outcome of the first attempt to attach. A dataplane that is not there yet is fine; one that another
@@ -150,7 +153,8 @@ impl Control {
 
     /// The routes. `stopping` ends event streams when it becomes true.
     pub fn router(&self, stopping: watch::Receiver<bool>, host_check: bool) -> axum::Router {
-        Api::new(Arc::clone(&self.link), Arc::clone(&self.writer), stopping).router(host_check)
+        let (link, writer, roster) = (&self.link, &self.writer, &self.roster);
+        Api::new(Arc::clone(link), Arc::clone(writer), Arc::clone(roster), stopping).router(host_check)
     }
 
     /// Serves until `stop` is done, then lets requests in progress end for a short while.

@@ -56,7 +56,8 @@ fn cores(mask: &[u64; 16]) -> Vec<usize> {
     (0..64 * mask.len()).filter(|core| mask[core / 64] >> (core % 64) & 1 == 1).collect()
 }
 
-fn peer_json(slot: usize, peer: &PeerStatus) -> Json {
+/// A peer as answers show it.
+pub(super) fn peer_json(slot: usize, peer: &PeerStatus) -> Json {
     let up = peer.state == PEER_UP;
     let cause = Code::from_number(peer.cause).filter(|code| !up && *code != Code::Ok);
     json!({

@@ -53,16 +53,7 @@ pub(super) async fn rollback(
     query: Raw,
     content: Result<Bytes, BytesRejection>,
 ) -> Result<Response, Problem> {
-    // A web page can post forms and plain text anywhere, but not JSON.
-    let is_json = headers
-        .get(header::CONTENT_TYPE)
-        .and_then(|value| value.to_str().ok())
-        .is_some_and(|value| value.starts_with("application/json"));
-    if !is_json {
-        return Err(
-            malformed("Content-Type", "send application/json").status(StatusCode::UNSUPPORTED_MEDIA_TYPE)
-        );
-    }
+    require_json(&headers)?;
     let body = parse_body(content)?;
     let generation = match body.as_object() {
         Some(members) if members.len() == 1 => members.get("generation").and_then(Json::as_u64),
@@ -160,7 +151,19 @@ fn describe_key(key: Key) -> Json {
     json!({"name": key.name(), "unit": key.unit(), "allowed": key.range(), "text": key.text()})
 }
 
-fn parse_body(content: Result<Bytes, BytesRejection>) -> Result<Json, Problem> {
+/// Refuses other content than JSON: a web page can post forms and plain text anywhere, but not that.
+pub(super) fn require_json(headers: &HeaderMap) -> Result<(), Problem> {
+    let is_json = headers
+        .get(header::CONTENT_TYPE)
+        .and_then(|value| value.to_str().ok())
+        .is_some_and(|value| value.starts_with("application/json"));
+    if is_json {
+        return Ok(());
+    }
+    Err(malformed("Content-Type", "send application/json").status(StatusCode::UNSUPPORTED_MEDIA_TYPE))
+}
+
+pub(super) fn parse_body(content: Result<Bytes, BytesRejection>) -> Result<Json, Problem> {
     let content = content.map_err(|error| malformed("body", error.body_text()).status(error.status()))?;
     serde_json::from_slice(&content).map_err(|error| malformed("body", format!("not valid JSON: {error}")))
 }

@@ -34,6 +34,11 @@ pub(crate) enum Command {
     Status,
     /// Change settings, all or none; without arguments, show them.
     Set(Set),
+    /// The peers of the node; with a command, add one or remove one while transfers run.
+    Peers {
+        #[command(subcommand)]
+        change: Option<PeersChange>,
+    },
     /// What happened on the node.
     Events(Events),
     /// The last transfers.
@@ -59,6 +64,25 @@ pub(crate) struct Set {
     /// How long lanes may take before the answer is `pending`.
     #[arg(long, value_name = "MS", default_value_t = 2000)]
     pub(crate) timeout_ms: u32,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum PeersChange {
+    /// Add a peer; it is connected as soon as both nodes know each other.
+    Add {
+        /// Its own name.
+        name: String,
+        /// Where its fabric listens, HOST:PORT.
+        address: String,
+    },
+    /// Remove a peer: its handles become stale, its transfers and connections end.
+    Remove {
+        /// Its name.
+        name: String,
+        /// How long transfers to it may take to end by themselves.
+        #[arg(long, value_name = "MS", default_value_t = 1000)]
+        drain_ms: u32,
+    },
 }
 
 #[derive(Debug, Args)]

@@ -7,6 +7,7 @@ mod client;
 mod command;
 mod events;
 mod output;
+mod peers;
 mod set;
 mod show;
 mod status;
@@ -39,6 +40,7 @@ async fn run(arguments: &Arguments) -> Result<(), Failure> {
     match &arguments.command {
         Command::Status => status::run(&client, json).await,
         Command::Set(wanted) => set::run(&client, wanted, json).await,
+        Command::Peers { change } => peers::run(&client, change.as_ref(), json).await,
         Command::Events(wanted) => events::run(&client, wanted, json).await,
         Command::Transfers(wanted) => why::list(&client, wanted, json).await,
         Command::Why { transfer } => why::run(&client, transfer, json).await,

@@ -199,7 +199,7 @@ fn pool_table(pools: &Json) -> String {
     table.render() + &Tone::Faint.paint(&pages) + "\n"
 }
 
-fn peer_table(peers: &[Json]) -> String {
+pub(crate) fn peer_table(peers: &[Json]) -> String {
     if peers.is_empty() {
         return "no peers\n".to_owned();
     }

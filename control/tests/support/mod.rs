@@ -13,11 +13,13 @@ use axum::Router;
 use axum::body::Body;
 use axum::http::{HeaderMap, Request, StatusCode};
 use http_body_util::BodyExt;
-use railhead_abi::frame::{AdminWelcome, FRAME_BYTES_MAX, Frame, Refused, name_words};
+use railhead_abi::frame::{
+    ADMIN_PEER_ADD, AdminAnswer, AdminCommand, AdminWelcome, FRAME_BYTES_MAX, Frame, Refused, name_words,
+};
 use railhead_abi::observe::{EventEntry, Flight};
 use railhead_abi::segment::{
-    CONTROL_MAGIC, ControlHeader, ControlShape, FLIGHT_ENTRIES, LANE_SEALED, LaneStatus, PeerStatus,
-    REGISTRAR_EVENT_ENTRIES,
+    CONTROL_MAGIC, ControlHeader, ControlShape, FLIGHT_ENTRIES, LANE_SEALED, LaneStatus, PEER_ABSENT,
+    PEER_DOWN, PeerStatus, REGISTRAR_EVENT_ENTRIES,
 };
 use railhead_abi::settings::{SETTINGS_WORDS, Settings};
 use railhead_abi::{ABI_VERSION, Code};
@@ -51,6 +53,12 @@ pub(crate) struct Behaviour {
     pub(crate) prepared: Vec<(u64, Settings)>,
     /// Frames other than the first.
     pub(crate) wakes: Vec<u64>,
+    /// Commands that came.
+    pub(crate) commands: Vec<AdminCommand>,
+    /// Answer the next command with this, and do not carry it out.
+    pub(crate) refuse_command: Option<AdminAnswer>,
+    /// Answer no command.
+    pub(crate) mute_commands: bool,
     stop: bool,
     holder: Option<u32>,
 }
@@ -92,6 +100,7 @@ impl Fake {
             large_bytes: 256 << 10,
             pool_page_bytes: 4096,
             pool_bytes: 64 << 20,
+            peers_max: 9,
             cores,
             node: name_words("fake"),
             listen: name_words("127.0.0.1:7410"),
@@ -124,7 +133,7 @@ impl Fake {
                 move || run_settings(&words, shape, &behaviour)
             }),
             spawn({
-                let behaviour = Arc::clone(&behaviour);
+                let (words, behaviour) = (words.clone(), Arc::clone(&behaviour));
                 let welcome = AdminWelcome {
                     incarnation,
                     segment_words: shape.words() as u64,
@@ -132,7 +141,7 @@ impl Fake {
                     lanes: lanes as u32,
                     node: name_words("fake"),
                 };
-                move || run_admin(&listener, &file, welcome, &behaviour)
+                move || run_admin(&listener, &file, welcome, &words, &behaviour)
             }),
         ];
         Self { words, shape, behaviour, threads, path: path.to_owned() }
@@ -240,7 +249,13 @@ fn run_settings(words: &Words, shape: ControlShape, behaviour: &Mutex<Behaviour>
     }
 }
 
-fn run_admin(listener: &OwnedFd, file: &OwnedFd, welcome: AdminWelcome, behaviour: &Arc<Mutex<Behaviour>>) {
+fn run_admin(
+    listener: &OwnedFd,
+    file: &OwnedFd,
+    welcome: AdminWelcome,
+    words: &Words,
+    behaviour: &Arc<Mutex<Behaviour>>,
+) {
     let mut held: Option<(OwnedFd, u32)> = None;
     loop {
         if behaviour.lock().unwrap().stop {
@@ -249,11 +264,16 @@ fn run_admin(listener: &OwnedFd, file: &OwnedFd, welcome: AdminWelcome, behaviou
         if let Some((socket, _)) = &held {
             let mut buffer = [0; FRAME_BYTES_MAX];
             match socket::recv_frame(socket, &mut buffer, 0) {
-                Ok(frame) => {
-                    if let Ok(Frame::AdminWake(wake)) = Frame::decode(FRAME_VERSION, &buffer[..frame.bytes]) {
-                        behaviour.lock().unwrap().wakes.push(wake.figure);
+                Ok(frame) => match Frame::decode(FRAME_VERSION, &buffer[..frame.bytes]) {
+                    Ok(Frame::AdminWake(wake)) => behaviour.lock().unwrap().wakes.push(wake.figure),
+                    Ok(Frame::AdminCommand(command)) => {
+                        if let Some(answer) = carry_out(words, command, &mut behaviour.lock().unwrap()) {
+                            let (bytes, length) = Frame::AdminAnswer(answer).encode(FRAME_VERSION);
+                            socket::send_frame(socket, &bytes[..length], &[]).unwrap();
+                        }
                     }
-                }
+                    _ => {}
+                },
                 Err(SocketError::NotReady) => {}
                 Err(_) => held = None,
             }
@@ -264,6 +284,33 @@ fn run_admin(listener: &OwnedFd, file: &OwnedFd, welcome: AdminWelcome, behaviou
             Err(error) => panic!("{error}"),
         }
     }
+}
+
+/// Adds and removes peers as a dataplane does: in the segment, before it answers.
+fn carry_out(words: &Words, command: AdminCommand, behaviour: &mut Behaviour) -> Option<AdminAnswer> {
+    behaviour.commands.push(command);
+    if behaviour.mute_commands {
+        return None;
+    }
+    if let Some(answer) = behaviour.refuse_command.take() {
+        return Some(AdminAnswer { cookie: command.cookie, ..answer });
+    }
+    let at = |slot: usize| ControlShape::PEERS + slot * PeerStatus::WORDS;
+    let status =
+        |slot| PeerStatus::decode(&std::array::from_fn(|word| words[at(slot) + word].load_acquire()));
+    let is_meant = |slot: &usize| {
+        let peer = status(*slot);
+        if command.command == ADMIN_PEER_ADD {
+            peer.state == PEER_ABSENT
+        } else {
+            peer.state != PEER_ABSENT && peer.name == command.name
+        }
+    };
+    let slot = (1..64).find(is_meant).unwrap();
+    let state = if command.command == ADMIN_PEER_ADD { PEER_DOWN } else { PEER_ABSENT };
+    let peer = PeerStatus { name: command.name, address: command.address, state, ..PeerStatus::default() };
+    store(words, at(slot), &peer.encode());
+    Some(AdminAnswer { cookie: command.cookie, figure: slot as u64, ..AdminAnswer::default() })
 }
 
 fn greet(socket: OwnedFd, file: &OwnedFd, welcome: AdminWelcome, held: &mut Option<(OwnedFd, u32)>) {
@@ -386,6 +433,15 @@ impl Rest {
 
     pub(crate) async fn patch(&self, path: &str, body: impl std::borrow::Borrow<Json>) -> Answer {
         self.send(Request::patch(path).body(Body::from(body.borrow().to_string())).unwrap()).await
+    }
+
+    pub(crate) async fn post(&self, path: &str, body: impl std::borrow::Borrow<Json>) -> Answer {
+        let request = Request::post(path).header("content-type", "application/json");
+        self.send(request.body(Body::from(body.borrow().to_string())).unwrap()).await
+    }
+
+    pub(crate) async fn delete(&self, path: &str) -> Answer {
+        self.send(Request::delete(path).body(Body::empty()).unwrap()).await
     }
 
     /// Waits until a dataplane of this incarnation is attached.

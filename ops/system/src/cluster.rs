@@ -23,9 +23,6 @@ impl Cluster {
     /// Makes the files of nodes that are each other's peers; starts nothing.
     #[must_use]
     pub fn prepare(mut configs: Vec<NodeConfig>) -> Self {
-        let exclusive = Exclusive::wait();
-        let folder = Folder::new();
-        write_key(&folder.join("cluster.key"), '7');
         let all: Vec<Peer> = configs
             .iter()
             .map(|config| Peer { name: config.name.clone(), port: config.fabric_port })
@@ -33,6 +30,15 @@ impl Cluster {
         for config in &mut configs {
             config.peers = all.iter().filter(|peer| peer.name != config.name).cloned().collect();
         }
+        Self::prepare_as_they_are(configs)
+    }
+
+    /// Makes the files of nodes that know the peers that they are given with; starts nothing.
+    #[must_use]
+    pub fn prepare_as_they_are(configs: Vec<NodeConfig>) -> Self {
+        let exclusive = Exclusive::wait();
+        let folder = Folder::new();
+        write_key(&folder.join("cluster.key"), '7');
         let nodes = configs.into_iter().map(|config| Node::new(config, folder.path())).collect();
         Self { nodes, folder, _exclusive: exclusive }
     }

@@ -133,7 +133,7 @@ impl Rest {
         self.patch_text("/v1/settings", &patch.to_string(), &[]).expect(200)
     }
 
-    /// POST without a body.
+    /// POST of a JSON text.
     ///
     /// # Panics
     /// If nobody answers.
@@ -145,6 +145,19 @@ impl Rest {
         match request.send(body) {
             Ok(response) => Answer::of(response),
             Err(error) => panic!("POST {path}: {error}"),
+        }
+    }
+
+    /// DELETE.
+    ///
+    /// # Panics
+    /// If nobody answers.
+    #[track_caller]
+    #[must_use]
+    pub fn delete(&self, path: &str) -> Answer {
+        match self.agent.delete(format!("{}{path}", self.base)).call() {
+            Ok(response) => Answer::of(response),
+            Err(error) => panic!("DELETE {path}: {error}"),
         }
     }
 
