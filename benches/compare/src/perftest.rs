@@ -26,7 +26,7 @@ const MEBIBYTE: f64 = 1_048_576.0;
 pub(crate) enum Shape {
     /// Writes of so many bytes with so many outstanding, one way.
     Bandwidth { bytes: u64, outstanding: u32 },
-    /// Writes of so many bytes to and fro, one at a time; half of the round counts.
+    /// Writes of so many bytes, one at a time: ours from post to completion, perftest's to and fro, of which half counts.
     Latency { bytes: u64 },
 }
 
@@ -108,7 +108,7 @@ impl Runs {
         Ok(Measure { rate, seconds: messages / per_s, cpu_s: None, bytes: messages * bytes })
     }
 
-    /// Messages a second; for latency, halves of a round.
+    /// Messages a second; for latency, what the median time comes to.
     fn run(&self, limit: Duration) -> Result<f64, Problem> {
         let address = SocketAddr::new(self.devices.address, free_port()?);
         let mut server = self.start(&self.devices.server, address, true)?;

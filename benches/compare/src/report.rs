@@ -155,8 +155,8 @@ impl Report {
 enum Counts {
     Bytes,
     Items,
-    /// Halves of a round.
-    Halves,
+    /// Messages, one at a time.
+    Messages,
 }
 
 /// One side of a row over all pairs.
@@ -173,7 +173,7 @@ impl Side {
         let costs: Vec<f64> = pairs.iter().filter_map(|pair| of(pair).cpu_s_per_gb()).collect();
         let counts = match method {
             Method::Ring { .. } => Counts::Items,
-            Method::Device(shape) if shape.is_latency() => Counts::Halves,
+            Method::Device(shape) if shape.is_latency() => Counts::Messages,
             _ => Counts::Bytes,
         };
         Some(Self { rate: median(&rates)?, counts, cpu_s_per_gb: median(&costs) })
@@ -182,7 +182,7 @@ impl Side {
     fn text(&self) -> String {
         match self.counts {
             Counts::Items => format!("{:.1} ns/item", 1e9 / self.rate),
-            Counts::Halves => format!("{:.1} us", 1e6 / self.rate),
+            Counts::Messages => format!("{:.1} us", 1e6 / self.rate),
             // Soft devices are slow.
             Counts::Bytes if self.rate < 1e9 / 8.0 * 5.0 => format!("{:.3} Gbit/s", self.rate * 8.0 / 1e9),
             Counts::Bytes => format!("{:.1} Gbit/s", self.rate * 8.0 / 1e9),
@@ -192,7 +192,7 @@ impl Side {
     fn json(&self) -> Value {
         let rate = match self.counts {
             Counts::Items => "items_per_s",
-            Counts::Halves => "half_rounds_per_s",
+            Counts::Messages => "messages_per_s",
             Counts::Bytes => "bytes_per_s",
         };
         json!({ rate: self.rate, "cpu_s_per_gb": self.cpu_s_per_gb })

@@ -85,7 +85,8 @@ const fn device_bandwidth(name: &'static str, what: &'static str, bytes: u64) ->
     Row { name, what, method: Method::Device(shape), goal: Goal::Reaches { at: 1.0, least: 0.9 } }
 }
 
-/// One device's latency. The ratio is that of rates: 1 / 1.15 is a latency of 1.15 times perftest's.
+/// One device's latency, to the completion: one way and the acknowledgement back. perftest's is half of a ping-pong whose ends
+/// look at the payload. The ratio is that of rates: 1 / 1.15 is a latency of 1.15 times perftest's.
 const fn device_latency(name: &'static str, what: &'static str, bytes: u64) -> Row {
     let goal = Goal::Reaches { at: 1.0, least: 1.0 / 1.15 };
     Row { name, what, method: Method::Device(perftest::Shape::Latency { bytes }), goal }
@@ -96,10 +97,10 @@ pub(crate) const VERBS: &[Row] = &[
     device_bandwidth("raw-4k", "fabric alone, write 4 KiB, 128 outstanding / ib_write_bw", 4 * KIBIBYTE),
     device_bandwidth("raw-64k", "fabric alone, write 64 KiB, 128 outstanding / ib_write_bw", 64 * KIBIBYTE),
     device_bandwidth("raw-1m", "fabric alone, write 1 MiB, 128 outstanding / ib_write_bw", MEBIBYTE),
-    device_latency("raw-lat-8", "fabric alone, write 8 B to and fro, ends seen as events / ib_write_lat", 8),
+    device_latency("raw-lat-8", "fabric alone, write 8 B, post to completion / ib_write_lat", 8),
     device_latency(
         "raw-lat-4k",
-        "fabric alone, write 4 KiB to and fro, ends seen as events / ib_write_lat",
+        "fabric alone, write 4 KiB, post to completion / ib_write_lat",
         4 * KIBIBYTE,
     ),
 ];

@@ -1,5 +1,6 @@
 //! The command line.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -23,6 +24,8 @@ pub(crate) enum Command {
     Serve(Serve),
     /// Sizes x routes: latency, bandwidth, bytes by route, data verified
     Sweep(Sweep),
+    /// The RDMA fabric alone, between two devices in two processes, to stand beside perftest
+    VerbsRaw(VerbsRaw),
     /// Write a deterministic file with the tensors of all-MiniLM-L6-v2 (no network, no Python)
     MakeModel(MakeModel),
 }
@@ -126,6 +129,31 @@ pub(crate) struct Sweep {
     /// Most memory to take, here and at the peer
     #[arg(long, value_name = "BYTES", default_value = "1G", value_parser = size)]
     pub(crate) memory: u64,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct VerbsRaw {
+    /// RDMA device of this end
+    #[arg(long, value_name = "NAME")]
+    pub(crate) device: String,
+    /// Wait here for the writing end, be written to once, and end
+    #[arg(long, value_name = "IP:PORT", conflicts_with = "connect", required_unless_present = "connect")]
+    pub(crate) listen: Option<SocketAddr>,
+    /// Write to the end that listens there
+    #[arg(long, value_name = "IP:PORT")]
+    pub(crate) connect: Option<SocketAddr>,
+    /// Bytes of a write, the same at both ends
+    #[arg(long, value_name = "BYTES", default_value_t = 65_536, value_parser = clap::value_parser!(u32).range(1..=1 << 26))]
+    pub(crate) bytes: u32,
+    /// Writes that are posted and not ended
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub(crate) outstanding: u32,
+    /// Writes to count
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
+    pub(crate) messages: u64,
+    /// One write at a time, from its post to its completion
+    #[arg(long)]
+    pub(crate) latency: bool,
 }
 
 #[derive(Debug, Args)]

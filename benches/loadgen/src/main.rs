@@ -1,7 +1,7 @@
 //! `railhead-bench`: moves data through a running dataplane, verifies every byte of it, and says how it went.
 //!
 //! It is an ordinary client of the session socket: `serve` receives at one node, `push` and `sweep` send from another,
-//! and what they have to tell each other goes through Railhead too. It never measures without verifying.
+//! and what they have to tell each other goes through Railhead too. It never measures without verifying. `verbs-raw` alone runs without a dataplane.
 #![forbid(unsafe_code)]
 
 mod args;
@@ -17,6 +17,7 @@ mod report;
 mod serve;
 mod sink;
 mod sweep;
+mod verbs_raw;
 
 use std::process::ExitCode;
 
@@ -30,6 +31,7 @@ fn main() -> ExitCode {
         Command::Push(push) => push::run(&push),
         Command::Serve(serve) => serve::run(&serve),
         Command::Sweep(sweep) => sweep::run(&sweep),
+        Command::VerbsRaw(raw) => verbs_raw::run(&raw),
         Command::MakeModel(make) => model::make(&make),
     };
     match result {
