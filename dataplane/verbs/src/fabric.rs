@@ -321,7 +321,8 @@ impl VerbsFabric {
         if self.connections[at].state == State::Open { Ok(at) } else { Err(PostError::Down) }
     }
 
-    /// Queues a post whose addresses are known, or one that ends here.
+    /// Queues a post whose addresses are known, or one that ends here. A write that does ends its connection as one that
+    /// the peer's NIC refuses does: else records behind it would speak of what never arrived.
     fn queue_post(
         &mut self,
         at: usize,
@@ -330,6 +331,7 @@ impl VerbsFabric {
         bytes: u32,
         addresses: Result<(Address, Address, bool), Code>,
     ) {
+        let is_write = work == Work::Write;
         let (work, (local, remote, is_inline)) = match addresses {
             Ok(addresses) => (work, addresses),
             Err(code) => {
@@ -340,6 +342,30 @@ impl VerbsFabric {
         };
         self.connections[at].queue(Posted { work, post, needs: 0, bytes, local, remote, is_inline });
         self.queued.set(at, true);
+        if let Work::Refused(code) = work
+            && is_write
+        {
+            self.leave(at, code);
+        }
+    }
+
+    /// Sends a farewell behind what is queued, so that the other end ends too, and takes nothing more. When the farewell has
+    /// arrived, or after `leave_ns`, the queue pair is made to fail.
+    fn leave(&mut self, at: usize, cause: Code) {
+        let until = self.now.saturating_add(self.config.leave_ns);
+        let entry = &mut self.connections[at];
+        let sends = entry.ready.as_ref().map(|ready| ready.mailbox.sends());
+        let Some(sends) = sends.filter(|_| entry.credits > 0) else {
+            self.fail(at, cause);
+            return;
+        };
+        let slot = entry.take_slot(sends);
+        entry.credits -= 1;
+        entry.queue(Posted { work: Work::Bye { slot }, ..Posted::NOTHING });
+        entry.cause = Some(cause);
+        entry.state = State::Leaving { until };
+        self.queued.set(at, true);
+        self.busy.set(at, true);
     }
 
     /// Says what has happened, connection by connection in turn.
@@ -575,23 +601,10 @@ impl Fabric for VerbsFabric {
 
     fn close_window(&mut self, _: ConnectionIndex, _: u16) {}
 
-    /// Sends a farewell, so that the other end ends too; then, or after `leave_ns`, makes the queue pair fail.
     fn close(&mut self, connection: ConnectionIndex) {
-        let Ok(at) = self.open(connection) else { return };
-        let until = self.now.saturating_add(self.config.leave_ns);
-        let entry = &mut self.connections[at];
-        let sends = entry.ready.as_ref().map(|ready| ready.mailbox.sends());
-        let Some(sends) = sends.filter(|_| entry.credits > 0) else {
-            self.fail(at, Code::ConnectionReset);
-            return;
-        };
-        let slot = entry.take_slot(sends);
-        entry.credits -= 1;
-        entry.queue(Posted { work: Work::Bye { slot }, ..Posted::NOTHING });
-        entry.cause = Some(Code::ConnectionReset);
-        entry.state = State::Leaving { until };
-        self.queued.set(at, true);
-        self.busy.set(at, true);
+        if let Ok(at) = self.open(connection) {
+            self.leave(at, Code::ConnectionReset);
+        }
     }
 
     fn kick(&mut self, now: Nanos) {
