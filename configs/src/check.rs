@@ -12,7 +12,7 @@ use railhead_abi::settings::LANES_MAX;
 
 use crate::error::{ConfigError, Problem};
 use crate::setting::Key;
-use crate::{Config, Listen, Pool};
+use crate::{Config, CopyThreads, Listen, Pool};
 
 /// The longest path of a Unix socket: what `sockaddr_un` holds, less its final zero.
 const SOCKET_PATH_BYTES_MAX: usize = 107;
@@ -20,6 +20,8 @@ const SOCKET_PATH_BYTES_MAX: usize = 107;
 const PAGE_BYTES: u64 = 4096;
 /// No block is larger: peers name its bytes in 32 bits.
 const BLOCK_BYTES_MAX: u64 = 1 << 30;
+/// Cores that a set of them can name.
+const CORES_MAX: u64 = 1024;
 /// More per lane than any machine has: a slip of the finger.
 const LANE_POOL_BYTES_MAX: u64 = 1 << 40;
 
@@ -35,6 +37,7 @@ pub(crate) fn contradictions(config: &Config) -> Result<(), Problem> {
         )
         .remedy("name at least one uid, or leave the field out for your own uid and root"));
     }
+    copy_threads(config)?;
     pool(&config.pool)?;
     peers(config)?;
     addresses(config)?;
@@ -58,6 +61,31 @@ fn name(field: &str, name: &str) -> Result<(), Problem> {
     if name == "self" {
         return Err(Problem::new(Code::ConfigField, field, "\"self\" always means the node itself")
             .remedy("choose another name"));
+    }
+    Ok(())
+}
+
+fn copy_threads(config: &Config) -> Result<(), Problem> {
+    const FIELD: &str = "dataplane.copy_cores";
+    let Some(cores) = &config.dataplane.copy_cores else { return Ok(()) };
+    let refuse =
+        |what: String, remedy| Err(Problem::new(Code::ConfigContradiction, FIELD, what).remedy(remedy));
+    if config.dataplane.copy_threads == CopyThreads::Off {
+        return refuse("dataplane.copy_threads is \"off\"".to_owned(), "keep one of the two");
+    }
+    if cores.len() != config.dataplane.lanes {
+        let what = format!("{} cores for the copy threads of {} lanes", cores.len(), config.dataplane.lanes);
+        return refuse(what, "name one core for each lane, lane 0 first, or leave the field out");
+    }
+    for (index, core) in cores.iter().enumerate() {
+        range(FIELD, *core, 0, CORES_MAX - 1, "as a core")?;
+        if (0..config.dataplane.lanes).any(|lane| config.settings.lane_core(lane) == Some(*core)) {
+            let what = format!("core {core} is a lane's core, too");
+            return refuse(what, "name another: on one core, a lane and a copy thread wait for each other");
+        }
+        if cores[..index].contains(core) {
+            return refuse(format!("core {core} is named twice"), "name different cores");
+        }
     }
     Ok(())
 }

@@ -10,7 +10,9 @@ use serde::Deserialize;
 use crate::error::{ConfigError, Problem};
 use crate::outline::Outline;
 use crate::setting::{Given, Key, Refused, nearest};
-use crate::{Config, Control, Dataplane, Fabric, Hugepages, Listen, LogLevel, Node, Peer, Pool, Session};
+use crate::{
+    Config, Control, CopyThreads, Dataplane, Fabric, Hugepages, Listen, LogLevel, Node, Peer, Pool, Session,
+};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -45,12 +47,22 @@ struct RawDataplane {
     admin_socket: Option<PathBuf>,
     lanes: usize,
     cores: Option<Vec<u64>>,
+    copy_threads: CopyThreads,
+    copy_cores: Option<Vec<u64>>,
     log: LogLevel,
 }
 
 impl Default for RawDataplane {
     fn default() -> Self {
-        Self { session_socket: None, admin_socket: None, lanes: 1, cores: None, log: LogLevel::Info }
+        Self {
+            session_socket: None,
+            admin_socket: None,
+            lanes: 1,
+            cores: None,
+            copy_threads: CopyThreads::Auto,
+            copy_cores: None,
+            log: LogLevel::Info,
+        }
     }
 }
 
@@ -145,6 +157,8 @@ fn build(path: &Path, raw: RawFile) -> Result<Config, Problem> {
         session_socket: socket(raw.dataplane.session_socket, "dataplane.session_socket", "session.sock")?,
         admin_socket: socket(raw.dataplane.admin_socket, "dataplane.admin_socket", "admin.sock")?,
         lanes: raw.dataplane.lanes,
+        copy_threads: raw.dataplane.copy_threads,
+        copy_cores: raw.dataplane.copy_cores,
         log: raw.dataplane.log,
     };
     let settings = read_settings(&raw.settings, raw.dataplane.cores.as_deref(), dataplane.lanes)?;

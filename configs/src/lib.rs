@@ -65,8 +65,24 @@ pub struct Dataplane {
     pub admin_socket: PathBuf,
     /// Lanes, 1 to 64.
     pub lanes: usize,
+    /// Whether each lane gets a second thread, which does its larger copies.
+    pub copy_threads: CopyThreads,
+    /// The core of each lane's copy thread, lane 0 first; `None` leaves it to the scheduler, away from the lanes' cores.
+    pub copy_cores: Option<Vec<u64>>,
     /// How much the dataplane's ordinary threads log.
     pub log: LogLevel,
+}
+
+/// Whether lanes get copy threads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CopyThreads {
+    /// If there are two cores for each lane and one more.
+    Auto,
+    /// Each lane has one.
+    On,
+    /// Lanes do all copies themselves.
+    Off,
 }
 
 /// `[session]`

@@ -47,6 +47,18 @@ pub const FIELDS_AT_RESTART: &[Field] = &[
         "the core of each lane, lane 0 first: short for settings.lanes.N.core",
     ),
     field(
+        "dataplane.copy_threads",
+        "auto, on, off",
+        "auto",
+        "whether each lane has a second thread for its larger copies; auto: with two cores for each lane and one more",
+    ),
+    field(
+        "dataplane.copy_cores",
+        "list of cores",
+        "(not pinned)",
+        "the core of each lane's copy thread, lane 0 first; not pinned, they keep off the lanes' cores",
+    ),
+    field(
         "dataplane.log",
         "off, error, warn, info, debug, trace",
         "info",

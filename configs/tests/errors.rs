@@ -4,7 +4,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use railhead_abi::Code;
-use railhead_config::{Config, ConfigError};
+use railhead_config::{Config, ConfigError, CopyThreads};
 
 const GOOD: &str = "\
 [node]
@@ -96,6 +96,24 @@ fn lanes_are_1_to_64() {
     for lanes in [0, 65, 1_000_000] {
         replaced(5, &format!("lanes = {lanes}"), Code::ConfigField, "dataplane.lanes");
     }
+}
+
+#[test]
+fn copy_cores_fit_the_lanes_and_are_their_own() {
+    let field = "dataplane.copy_cores";
+    replaced(5, "lanes = 2\ncopy_threads = \"maybe\"", Code::ConfigField, "dataplane.copy_threads");
+    replaced(5, "lanes = 2\ncopy_cores = [3]", Code::ConfigContradiction, field);
+    replaced(5, "lanes = 2\ncopy_cores = [3, 3]", Code::ConfigContradiction, field);
+    replaced(5, "lanes = 2\ncopy_cores = [3, 5000]", Code::ConfigField, field);
+    replaced(5, "lanes = 2\ncores = [1, 2]\ncopy_cores = [3, 1]", Code::ConfigContradiction, field);
+    replaced(5, "lanes = 2\ncopy_threads = \"off\"\ncopy_cores = [3, 4]", Code::ConfigContradiction, field);
+    let good =
+        GOOD.replace("lanes = 2", "lanes = 2\ncopy_threads = \"on\"\ncores = [1, 2]\ncopy_cores = [3, 4]");
+    let config = Config::parse(Path::new("/etc/x.toml"), &good).unwrap();
+    assert_eq!(config.dataplane.copy_threads, CopyThreads::On);
+    assert_eq!(config.dataplane.copy_cores, Some(vec![3, 4]));
+    let default = Config::parse(Path::new("/etc/x.toml"), GOOD).unwrap().dataplane;
+    assert_eq!((default.copy_threads, default.copy_cores), (CopyThreads::Auto, None));
 }
 
 #[test]

@@ -3,7 +3,10 @@
 use axum::Json as Body;
 use axum::extract::State;
 use railhead_abi::observe::Counter;
-use railhead_abi::segment::{LANE_SEALED, LANE_STARTING, LANE_STOPPED, LaneStatus, PEER_UP, PeerStatus};
+use railhead_abi::segment::{
+    COPY_THREAD_OFF, COPY_THREAD_ON, COPY_THREAD_SHORT, LANE_SEALED, LANE_STARTING, LANE_STOPPED, LaneStatus,
+    PEER_UP, PeerStatus,
+};
 use railhead_abi::settings::Setting;
 use railhead_abi::{ABI_VERSION, Code, PROTOCOL_MAJOR, PROTOCOL_MINOR};
 use railhead_config::setting::{Key, Value};
@@ -108,6 +111,9 @@ fn lane_json(segment: &Segment, lane: usize) -> Json {
         "tid": status.tid,
         "core_wanted": text::less_one(status.core_wanted),
         "core": text::less_one(status.core_pinned),
+        "copies": copies_name(status.copy_thread),
+        "copy_tid": if status.copy_tid == 0 { Json::Null } else { Json::from(status.copy_tid) },
+        "copy_core": text::less_one(status.copy_core),
         "generation": status.acknowledged,
         "ports": status.ports,
         "connections": status.connections,
@@ -125,6 +131,16 @@ pub(super) const fn state_name(state: u64) -> &'static str {
         LANE_STARTING => "starting",
         LANE_SEALED => "running",
         LANE_STOPPED => "stopped",
+        _ => "unknown",
+    }
+}
+
+/// Who does a lane's larger copies, and why.
+const fn copies_name(copy_thread: u64) -> &'static str {
+    match copy_thread {
+        COPY_THREAD_OFF => "lane",
+        COPY_THREAD_ON => "thread",
+        COPY_THREAD_SHORT => "lane_cores_short",
         _ => "unknown",
     }
 }

@@ -91,6 +91,7 @@ fn lane_table(lanes: &[Json]) -> String {
         ("lane", Side::Right),
         ("state", Side::Left),
         ("core", Side::Right),
+        ("copies", Side::Left),
         ("generation", Side::Right),
         ("ports", Side::Right),
         ("conns", Side::Right),
@@ -112,6 +113,7 @@ fn lane_table(lanes: &[Json]) -> String {
             (state.to_owned(), if state == "running" { Tone::Good } else { Tone::Bad }),
             // An exclamation mark: not where it was asked to be.
             wanted.map_or_else(|| plain(or_dash(&lane["core"])), |core| (core, Tone::Warning)),
+            plain(copies(lane)),
             plain(number(lane, "generation").to_string()),
             plain(number(lane, "ports").to_string()),
             plain(number(lane, "connections").to_string()),
@@ -123,6 +125,15 @@ fn lane_table(lanes: &[Json]) -> String {
         ]);
     }
     table.render()
+}
+
+/// Who does the lane's larger copies: a thread, with its core if it is pinned, or the lane, with the reason.
+fn copies(lane: &Json) -> String {
+    match (text(lane, "copies"), &lane["copy_core"]) {
+        ("thread", Json::Number(core)) => format!("thread on {core}"),
+        ("lane_cores_short", _) => "lane (few cores)".to_owned(),
+        (who, _) => who.to_owned(),
+    }
 }
 
 fn route_table(lanes: &[Json]) -> String {

@@ -16,7 +16,7 @@ use railhead_abi::settings::{IdlePolicy, Plan, SETTINGS_WORDS, Setting, Settings
 use railhead_core::port::{Both, ConnectionIndex, Nanos};
 use railhead_core::{Engine, Notice};
 use railhead_host::{HostCopier, LocalFabric};
-use railhead_ring::{Bell, CellReader};
+use railhead_ring::{Bell, CellReader, Word};
 use railhead_shm::{Words, eventfd, futex};
 use railhead_tcp::TcpFabric;
 
@@ -80,6 +80,8 @@ struct Lane<'s> {
     /// Ends of the local fabric that went down and wait for their other end.
     local_down: [bool; connections::LOCAL as usize],
     pool_epoch: u32,
+    /// Calls of the allocator by the lane's copy thread, which writes it.
+    copy_allocations: Option<Arc<Word>>,
     is_stopping: bool,
 }
 
@@ -246,6 +248,8 @@ impl Lane<'_> {
         fabric.second.set_slice(slice, coalesce);
         self.idle_policy = settings.idle_policy();
         self.spin = settings.get(Setting::IdleSpinUs) * 1000;
+        let spin = (self.idle_policy == IdlePolicy::Adaptive).then_some(self.spin);
+        self.engine.copier_mut().set_spin(spin);
         self.applied = generation;
         // Partner: the acquire load in the settings thread and in control.
         self.status[word_of::<LaneStatus>("acknowledged")].store_release(generation);
@@ -270,7 +274,9 @@ impl Lane<'_> {
         let tcp = self.engine.fabric().second.counters();
         let counters = &self.engine.observe().counters;
         counters.set(Counter::SocketCalls as usize, tcp.sends + tcp.receives + tcp.looks);
-        counters.set(Counter::Allocations as usize, allocator::sealed_calls());
+        let copies = self.copy_allocations.as_ref().map_or(0, |calls| calls.load_relaxed());
+        counters.set(Counter::Allocations as usize, allocator::sealed_calls() + copies);
+        counters.set(Counter::CopyThreadBytes as usize, self.engine.copier().handed_bytes());
     }
 
     #[inline(always)]

@@ -27,6 +27,7 @@ mod acceptor;
 mod admin;
 pub mod allocator;
 mod clock;
+mod copies;
 mod endpoint;
 mod error;
 mod events;

@@ -40,11 +40,49 @@ impl Cores {
         self.0.iter().map(|word| word.count_ones() as usize).sum()
     }
 
+    /// Takes a core out of the set.
+    pub(crate) fn remove(&mut self, core: u64) {
+        if let Some(bits) = usize::try_from(core / 64).ok().and_then(|word| self.0.get_mut(word)) {
+            *bits &= !(1 << (core % 64));
+        }
+    }
+
+    /// The cores that are in both sets.
+    pub(crate) fn and(&self, other: &Self) -> Self {
+        Self(core::array::from_fn(|word| self.0[word] & other.0[word]))
+    }
+
+    /// All cores of the NUMA node that a core is of, if the kernel says so.
+    pub(crate) fn of_node_of(core: u64) -> Option<Self> {
+        let entries = fs::read_dir(format!("/sys/devices/system/cpu/cpu{core}")).ok()?;
+        let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+        let node = names.filter_map(|name| name.strip_prefix("node")?.parse::<u32>().ok()).next()?;
+        let list = fs::read_to_string(format!("/sys/devices/system/node/node{node}/cpulist")).ok()?;
+        Self::parse(list.trim())
+    }
+
+    /// A list as the kernel writes it: `0-3,8,10-11`.
+    fn parse(list: &str) -> Option<Self> {
+        let mut words = [0; CORE_WORDS];
+        for range in list.split(',') {
+            let (first, last) = range.split_once('-').unwrap_or((range, range));
+            for core in first.parse::<usize>().ok()?..=last.parse::<usize>().ok()? {
+                *words.get_mut(core / 64)? |= 1 << (core % 64);
+            }
+        }
+        Some(Self(words))
+    }
+
     /// The cores in order, as text for people.
     pub(crate) fn text(&self) -> String {
         let cores = (0..64 * CORE_WORDS as u64).filter(|core| self.has(*core));
         cores.map(|core| core.to_string()).collect::<Vec<_>>().join(",")
     }
+}
+
+/// The calling thread's id for the kernel.
+pub(crate) fn thread_id() -> u64 {
+    u64::from(rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs())
 }
 
 /// Pins a thread of this process to one core, or lets it run on all of `allowed` again. From outside the thread.

@@ -23,6 +23,7 @@ use railhead_tcp::channel::Keys;
 use crate::acceptor::Acceptor;
 use crate::admin::AdminDesk;
 use crate::admin::command::Commands;
+use crate::copies::Copies;
 use crate::endpoint::{Endpoint, StateLock};
 use crate::error::StartError;
 use crate::events::{Event, EventLog};
@@ -166,6 +167,7 @@ impl Node {
         let parts = DeskParts {
             limits: plan.limits,
             allowed: plan.allowed,
+            copy_cores: plan.config.dataplane.copy_cores.clone(),
             segment: &segment,
             prepared,
             current,
@@ -180,7 +182,8 @@ impl Node {
         let admins = Arc::new(Acceptor::new("railhead-admin", vec![own, 0], ADMINS_MAX));
         let commands = Commands::new(Arc::clone(&peers), config.clone());
         let carry_out = Box::new(move |command| commands.carry_out(command));
-        let desk = AdminDesk::new(segment, Arc::clone(&events), settings.clone(), &config.node.name, carry_out);
+        let desk =
+            AdminDesk::new(segment, Arc::clone(&events), settings.clone(), &config.node.name, carry_out);
         threads.push(accept_admins(&taken.admin, &admins, desk)?);
         let sessions_max = config.session.max + SESSIONS_SPARE;
         let sessions = Arc::new(Acceptor::new("railhead-client", plan.uids.clone(), sessions_max));
@@ -271,6 +274,7 @@ impl LaneThreads {
             mail,
             lanes: Arc::clone(&lanes),
             notices_doorbell: Arc::clone(&doorbell),
+            copies: plan.copies(),
         };
         let mut threads = Vec::new();
         for (index, mail) in mails.into_iter().enumerate() {
@@ -330,6 +334,11 @@ impl LaneThreads {
             let text = format!("{lanes} lanes on {cores} cores; set dataplane.lanes to at most {cores}");
             events
                 .emit(Event::new(EventCode::LanesExceedCores).figures(lanes as u64, cores as u64).text(text));
+        }
+        if let Copies::Short { needed } = plan.copies() {
+            let text = format!("{cores} cores for {lanes} lane(s); copy threads need {needed}");
+            let event = Event::new(EventCode::CopyThreadsOff).reason(Code::CoresShort).text(text);
+            events.emit(event.figures(cores as u64, needed as u64));
         }
         if let Some(limit) = machine::memlock_limit().filter(|limit| *limit < bytes) {
             tracing::info!(

@@ -6,6 +6,7 @@ use railhead_config::{Config, Hugepages, peers_file};
 use railhead_core::pool::PoolShape;
 use railhead_memory::{ArenaConfig, Policy};
 
+use crate::copies::Copies;
 use crate::error::StartError;
 use crate::lane::connections::Map;
 use crate::machine::Cores;
@@ -108,6 +109,11 @@ impl Plan {
             Hugepages::Never => Policy::Never,
         };
         ArenaConfig { bytes: self.pool().bytes(), huge, numa_node: self.config.pool.numa_node }
+    }
+
+    /// Whether lanes have copy threads.
+    pub(crate) fn copies(&self) -> Copies {
+        Copies::of(&self.config.dataplane, self.allowed.count())
     }
 
     /// Which connection of a lane is which.

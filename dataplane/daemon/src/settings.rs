@@ -19,6 +19,7 @@ use railhead_config::settings_file;
 use railhead_ring::{CellReader, CellWriter};
 use railhead_shm::{Mapping, Words};
 
+use crate::copies::{self, Place};
 use crate::error::StartError;
 use crate::events::{Event, EventLog};
 use crate::lane::handle::Lanes;
@@ -156,6 +157,7 @@ pub(crate) type Publish = Box<dyn FnMut(Plan) + Send>;
 pub(crate) struct SettingsDesk {
     limits: Limits,
     allowed: Cores,
+    copy_cores: Option<Vec<u64>>,
     published: CellReader<Words>,
     answer: Words,
     prepared: CellWriter<Words>,
@@ -181,6 +183,8 @@ impl core::fmt::Debug for SettingsDesk {
 pub(crate) struct DeskParts<'a> {
     pub(crate) limits: Limits,
     pub(crate) allowed: Cores,
+    /// The configured cores of the lanes' copy threads.
+    pub(crate) copy_cores: Option<Vec<u64>>,
     pub(crate) segment: &'a ControlSegment,
     pub(crate) prepared: &'a PreparedCell,
     pub(crate) current: Arc<Current>,
@@ -206,6 +210,7 @@ impl SettingsDesk {
         let desk = Self {
             limits: parts.limits,
             allowed: parts.allowed,
+            copy_cores: parts.copy_cores,
             published: CellReader::new(cell)
                 .map_err(|error| StartError::new(Code::MappingFailed, "settings", error))?,
             answer: parts.segment.prepared(),
@@ -224,6 +229,7 @@ impl SettingsDesk {
                 desk.pin(lane, &start.settings);
             }
         }
+        desk.place_copies(&start.settings);
         desk.warn_of_shared_cores(&start.settings);
         write_prepared(&desk.answer, start.generation);
         Ok(desk)
@@ -269,6 +275,7 @@ impl SettingsDesk {
             self.pin(*lane, settings);
         }
         if !moved.is_empty() {
+            self.place_copies(settings);
             self.warn_of_shared_cores(settings);
         }
         if let Err(error) = self.prepared.publish(generation, &settings.words) {
@@ -318,6 +325,36 @@ impl SettingsDesk {
             }
         };
         status[word_of::<LaneStatus>("core_pinned")].store_relaxed(pinned);
+    }
+
+    /// Moves the lanes' copy threads: they keep off the cores that lanes are pinned to.
+    fn place_copies(&self, settings: &Settings) {
+        for (lane, status) in self.status.iter().enumerate() {
+            let tid = status[word_of::<LaneStatus>("copy_tid")].load_acquire();
+            if tid == 0 {
+                continue;
+            }
+            let configured = self.copy_cores.as_deref();
+            let place = copies::place(
+                lane,
+                self.status.len(),
+                settings,
+                configured,
+                &self.allowed,
+                Cores::of_node_of,
+            );
+            let (core, moved) = match place {
+                Place::Core(core) => (Some(core), machine::pin(tid, Some(core), &self.allowed)),
+                Place::Any(cores) => (None, machine::pin(tid, None, &cores)),
+            };
+            if let Err(error) = &moved {
+                let errno = error.raw_os_error().map_or(0, |errno| u64::from(errno.unsigned_abs()));
+                let event = Event::new(EventCode::CopyPinFailed).lane(lane).text(error);
+                self.events.emit(event.figures(core.unwrap_or(u64::MAX), errno));
+            }
+            let pinned = core.filter(|_| moved.is_ok()).map_or(0, |core| core + 1);
+            status[word_of::<LaneStatus>("copy_core")].store_relaxed(pinned);
+        }
     }
 
     fn warn_of_shared_cores(&self, settings: &Settings) {

@@ -120,6 +120,12 @@ impl HostCopier {
         self.count + self.helper.as_ref().map_or(0, Helper::count)
     }
 
+    /// Bytes of copies that were handed to the copy thread so far.
+    #[must_use]
+    pub fn handed_bytes(&self) -> u64 {
+        self.helper.as_ref().map_or(0, Helper::bytes)
+    }
+
     /// Moves at most `budget` bytes of the copy at the head; `None` while it has not ended.
     fn advance(&mut self, copy: &Posted, budget: &mut u32) -> Option<Code> {
         let bytes = (copy.bytes - self.progress).min(*budget);

@@ -301,10 +301,11 @@ impl Outbound {
         self.unsent += head_bytes + payload as usize;
     }
 
-    /// Collects the front of the pieces for one call.
+    /// Collects the front of the pieces for one call. The limit is that of payload: a call never ends shortly before a
+    /// frame does only because the frame has a head.
     fn gather(&self, shared: &mut Shared) {
         shared.pieces.clear();
-        let limit = shared.coalesce_bytes as usize;
+        let mut free = shared.coalesce_bytes;
         let mut skip = self.sent;
         for index in 0..self.pieces.len() {
             let Some(piece) = self.pieces.get(index) else { break };
@@ -312,12 +313,15 @@ impl Outbound {
             let mut done = skip;
             skip = 0;
             while rest > 0 {
-                if shared.pieces.is_full() || shared.pieces.bytes() >= limit {
+                let is_payload = matches!(piece.from, From::Region(_));
+                if shared.pieces.is_full() || is_payload && free == 0 {
                     return;
                 }
-                #[expect(clippy::cast_possible_truncation, reason = "at most `rest`")]
-                let wanted = (limit - shared.pieces.bytes()).min(rest as usize) as u32;
+                let wanted = if is_payload { rest.min(free) } else { rest };
                 let taken = Self::gather_piece(&self.heads, shared, piece, done, wanted);
+                if is_payload {
+                    free -= taken;
+                }
                 done += taken;
                 rest -= taken;
                 if self.single {

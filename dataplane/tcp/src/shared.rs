@@ -47,7 +47,7 @@ pub(crate) struct Shared {
     pub(crate) counters: TcpCounters,
     /// The most payload of a frame, and the most that one receive call takes.
     pub(crate) slice_bytes: u32,
-    /// The most that one send call takes.
+    /// The most payload that one send call takes.
     pub(crate) coalesce_bytes: u32,
 }
 

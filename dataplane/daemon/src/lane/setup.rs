@@ -22,9 +22,9 @@ use railhead_core::tables::{
     SessionQueue, Transfer,
 };
 use railhead_core::{Engine, EngineConfig};
-use railhead_host::{CopierConfig, HostCopier, LocalConfig, LocalFabric};
+use railhead_host::{CopierConfig, Helper, HostCopier, LocalConfig, LocalFabric};
 use railhead_memory::{Arena, ArenaConfig, StepDown};
-use railhead_ring::{Bell, CellReader, Counters, LogWriter};
+use railhead_ring::{Bell, CellReader, Counters, LogWriter, Word};
 use railhead_shm::{OwnedSpan, Words};
 use railhead_tcp::{RegionEntry, TcpConfig, TcpFabric};
 use rustix::event::epoll;
@@ -34,6 +34,7 @@ use super::handle::{LaneMail, Lanes, TOKEN_FABRIC};
 use super::mail::{Parcel, SPARES};
 use super::{Lane, LaneEngine, fabric_descriptor};
 use crate::clock;
+use crate::copies::{Copies, RunningCopies};
 use crate::error::StartError;
 use crate::machine::{self, ThreadUsage};
 use crate::segment::{LaneWords, word_of};
@@ -79,6 +80,8 @@ pub(crate) struct LaneSetup {
     pub(crate) lanes: Arc<Lanes>,
     /// Rung when a parcel goes home.
     pub(crate) notices_doorbell: Arc<OwnedFd>,
+    /// Whether it has a copy thread.
+    pub(crate) copies: Copies,
 }
 
 /// What a lane reports once it is ready.
@@ -117,7 +120,15 @@ impl LaneSetup {
             steps: arena.steps().to_vec(),
         };
         self.write_facts(&arena);
-        match self.build(arena.span(), tables.storage()) {
+        let (copies, helper) = match self.start_copies() {
+            Ok(started) => started.unzip(),
+            Err(error) => {
+                let _ = ready.send(Err(error));
+                return;
+            }
+        };
+        let allocations = copies.as_ref().map(|copies| Arc::clone(&copies.allocations));
+        match self.build(arena.span(), tables.storage(), helper, allocations) {
             Ok(mut lane) => {
                 machine::populate_private();
                 let _ = ready.send(Ok(report));
@@ -127,6 +138,20 @@ impl LaneSetup {
                 let _ = ready.send(Err(error));
             }
         }
+        // The copier has gone with the lane, and that ends the thread.
+        copies.into_iter().for_each(RunningCopies::join);
+    }
+
+    /// Starts the copy thread, if the lane shall have one.
+    fn start_copies(&self) -> Result<Option<(RunningCopies, Helper)>, StartError> {
+        let set = |word: usize, value: u64| self.words.status[word].store_release(value);
+        set(word_of::<LaneStatus>("copy_thread"), self.copies.word());
+        if self.copies != Copies::Threads {
+            return Ok(None);
+        }
+        let (running, helper) = RunningCopies::start(self.index)?;
+        set(word_of::<LaneStatus>("copy_tid"), running.tid);
+        Ok(Some((running, helper)))
     }
 
     fn bounds(&self) -> Bounds {
@@ -145,8 +170,7 @@ impl LaneSetup {
     /// What never changes of a lane's status.
     fn write_facts(&self, arena: &Arena) {
         let set = |word: usize, value: u64| self.words.status[word].store_release(value);
-        let tid = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs();
-        set(word_of::<LaneStatus>("tid"), u64::from(tid));
+        set(word_of::<LaneStatus>("tid"), machine::thread_id());
         set(word_of::<LaneStatus>("small_send"), u64::from(self.pool.small_send));
         set(word_of::<LaneStatus>("small_receive"), u64::from(self.pool.small_receive));
         set(word_of::<LaneStatus>("large_send"), u64::from(self.pool.large_send));
@@ -155,13 +179,22 @@ impl LaneSetup {
         set(word_of::<LaneStatus>("numa_node"), numa_node(arena));
     }
 
-    fn build<'s>(self, arena: OwnedSpan, storage: Storage<'s, Words>) -> Result<Lane<'s>, StartError> {
+    fn build<'s>(
+        self,
+        arena: OwnedSpan,
+        storage: Storage<'s, Words>,
+        helper: Option<Helper>,
+        copy_allocations: Option<Arc<Word>>,
+    ) -> Result<Lane<'s>, StartError> {
         let failed = |what: &str, error: &dyn core::fmt::Display| {
             StartError::new(Code::DeviceError, format!("lane {}: {what}", self.index), error)
         };
         let tcp = TcpFabric::new(self.tcp()).map_err(|error| failed("tcp fabric", &error))?;
         let mut fabric = Both::new(LocalFabric::new(self.local()), tcp, ConnectionIndex(connections::LOCAL));
-        let mut copier = HostCopier::new(self.copier());
+        let mut copier = match helper {
+            Some(helper) => HostCopier::with_helper(self.copier(), helper),
+            None => HostCopier::new(self.copier()),
+        };
         let peers = u64::MAX;
         let entry = RegionEntry { span: arena.clone(), epoch: self.pool_epoch, access: ACCESS_WRITE, peers };
         fabric.first.install(RegionIndex::ARENA, self.pool_epoch, arena.clone(), ACCESS_WRITE);
@@ -203,6 +236,7 @@ impl LaneSetup {
             usage_at_seal: ThreadUsage::default(),
             local_down: [false; connections::LOCAL as usize],
             pool_epoch: self.pool_epoch,
+            copy_allocations,
             is_stopping: false,
         };
         local_up(&mut lane.engine, self.pool_epoch, 0, now);

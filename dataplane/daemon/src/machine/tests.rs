@@ -22,6 +22,27 @@ fn pin_to_a_core_that_is_not_there_fails() {
 }
 
 #[test]
+fn sets_of_cores_are_read_and_changed() {
+    let mut cores = Cores::parse("0-2,8,64-65").unwrap();
+    assert_eq!(cores.text(), "0,1,2,8,64,65");
+    cores.remove(64);
+    cores.remove(5000);
+    assert_eq!(cores.and(&Cores::parse("1,8-70").unwrap()).text(), "1,8,65");
+    for bad in ["", "a", "1-", "5000"] {
+        assert_eq!(Cores::parse(bad), None, "{bad}");
+    }
+}
+
+#[test]
+fn a_core_is_of_its_own_node() {
+    let core = (0..1024).find(|core| Cores::allowed().unwrap().has(*core)).unwrap();
+    match Cores::of_node_of(core) {
+        Some(node) => assert!(node.has(core)),
+        None => println!("not run: this kernel tells nothing of NUMA nodes"),
+    }
+}
+
+#[test]
 fn private_mappings_are_told_from_shared_ones() {
     let text = "55d0c0000000-55d0c0010000 r-xp 00000000 fe:01 123   /usr/bin/railhead-dataplane";
     let mapping = PrivateMapping::parse(text).unwrap();

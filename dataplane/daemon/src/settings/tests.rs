@@ -37,6 +37,7 @@ fn fixture() -> Fixture {
     let parts = DeskParts {
         limits,
         allowed,
+        copy_cores: None,
         segment: &segment,
         prepared: &prepared,
         current: Arc::new(Current::new(start.settings, start.generation)),

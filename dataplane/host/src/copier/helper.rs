@@ -67,6 +67,8 @@ pub struct Helper {
     #[expect(clippy::vec_box, reason = "the boxes are what travels")]
     idle: Vec<Box<Order>>,
     from_bytes: u32,
+    /// Bytes given to the thread so far.
+    bytes: u64,
 }
 
 /// The thread's end: hand it to a thread of its own and call [`CopyThread::run`] there.
@@ -90,6 +92,7 @@ pub fn copy_thread(from_bytes: u32) -> (Helper, CopyThread) {
         out: vec![None; ORDERS].into(),
         idle: (0..ORDERS).map(|slot| Box::new(Order { slot, ..Order::default() })).collect(),
         from_bytes,
+        bytes: 0,
     };
     (helper, CopyThread { shared, orders: orders_taker, ends: ends_giver })
 }
@@ -128,6 +131,7 @@ impl Helper {
                 return false;
             }
         }
+        self.bytes += bytes;
         self.ring();
         true
     }
@@ -158,6 +162,11 @@ impl Helper {
     /// Copies that are out.
     pub(super) fn count(&self) -> usize {
         ORDERS - self.idle.len()
+    }
+
+    /// Bytes of all copies that were given to the thread so far.
+    pub(super) const fn bytes(&self) -> u64 {
+        self.bytes
     }
 
     /// Sees to it that the thread does not touch the memory in `region` any more, nor will: copies that are out for it

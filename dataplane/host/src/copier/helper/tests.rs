@@ -91,7 +91,7 @@ fn small_copies_stay_on_the_lane() {
     // The thread does not run yet.
     assert_eq!(copier.poll(0, &mut done), 1);
     assert_eq!(done[0], CopyDone { post: PostId(1), status: Code::Ok });
-    assert_eq!(copier.posted(), 1);
+    assert_eq!((copier.posted(), copier.handed_bytes()), (1, 1000));
     let thread = thread::spawn(move || copies.run(|| 0, || ()));
     let start = Instant::now();
     while copier.poll(0, &mut done) == 0 {
