@@ -108,30 +108,39 @@ pub trait CopierHarness {
 }
 
 /// Declares the fabric conformance tests; `$make` is an expression that makes a fresh [`FabricHarness`]. Tests of what
-/// [`Capabilities`](railhead_core::port::Capabilities) say that the fabric cannot do say that they did not run.
+/// [`Capabilities`](railhead_core::port::Capabilities) say that the fabric cannot do say that they did not run. An attribute
+/// before the expression goes to each test, such as `#[ignore = "needs a NIC"]`.
 #[macro_export]
 macro_rules! fabric_conformance {
+    (#[$attribute:meta] $make:expr) => {
+        $crate::fabric_conformance!(@all [#[$attribute]] $make);
+    };
     ($make:expr) => {
-        $crate::fabric_conformance!(@tests fabric $make,
+        $crate::fabric_conformance!(@all [] $make);
+    };
+    (@all $attributes:tt $make:expr) => {
+        $crate::fabric_conformance!(@tests fabric $attributes $make,
             capabilities_are_true edges_arrive_whole source_is_free_after_done records_come_after_writes
             records_keep_their_order_and_words refused_writes_harm_nobody refused_comes_before_later_records
             removed_memory_is_left_alone full_is_honoured small_polls_lose_nothing down_comes_once_and_last
             nothing_lands_after_down close_ends_both_sides close_of_nothing_is_nothing connections_are_independent
             connects_again random_mix
         );
-        $crate::fabric_conformance!(@tests reads $make,
+        $crate::fabric_conformance!(@tests reads $attributes $make,
             reads_arrive_whole reads_see_the_writes_before_them bad_reads_are_refused
             reads_end_with_their_connection acknowledged_writes_tell_how_they_ended confirms_make_visible
             windows_let_their_slot_write
         );
     };
-    (@tests $module:ident $make:expr, $($test:ident)*) => {
-        $(
-            #[test]
-            fn $test() {
-                $crate::conformance::$module::$test(&mut || $make);
-            }
-        )*
+    (@tests $module:ident $attributes:tt $make:expr, $($test:ident)*) => {
+        $( $crate::fabric_conformance!(@one $module $attributes $make, $test); )*
+    };
+    (@one $module:ident [$($attribute:tt)*] $make:expr, $test:ident) => {
+        #[test]
+        $($attribute)*
+        fn $test() {
+            $crate::conformance::$module::$test(&mut || $make);
+        }
     };
 }
 

@@ -38,12 +38,9 @@ impl Setup {
         Self::on(stand_in::library(), ["stand-in0".into(), "stand-in1".into()])
     }
 
-    /// On the devices that `RAILHEAD_VERBS_DEVICES` names, one or two, with a comma between.
-    pub(crate) fn of_machine() -> Option<Self> {
-        let names = std::env::var("RAILHEAD_VERBS_DEVICES").ok()?;
-        let library = Library::open(None).expect("libibverbs is installed where devices are named");
-        let (near, far) = names.split_once(',').unwrap_or((&names, &names));
-        Some(Self::on(library, [near.into(), far.into()]))
+    /// On devices of this machine.
+    pub(crate) fn installed(devices: [String; 2]) -> Self {
+        Self::on(Library::open(None).expect("libibverbs is installed where devices are"), devices)
     }
 
     fn on(library: &'static Library, devices: [String; 2]) -> Self {
