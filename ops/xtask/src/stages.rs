@@ -182,6 +182,7 @@ pub(crate) const STAGES: &[Stage] = &[
             "500",
             "--",
             "railhead-system/guest_wire",
+            "railhead-verbs/guest",
         ])],
     ),
     system(
