@@ -12,10 +12,12 @@ use railhead_abi::settings::LANES_MAX;
 
 use crate::error::{ConfigError, Problem};
 use crate::setting::Key;
-use crate::{Config, CopyThreads, Listen, Pool};
+use crate::{Config, CopyThreads, Listen, Pool, UseRdma};
 
 /// The longest path of a Unix socket: what `sockaddr_un` holds, less its final zero.
 const SOCKET_PATH_BYTES_MAX: usize = 107;
+/// RDMA NICs of a node.
+const RDMA_DEVICES_MAX: usize = 4;
 /// Blocks are cut from pages of this size.
 const PAGE_BYTES: u64 = 4096;
 /// No block is larger: peers name its bytes in 32 bits.
@@ -38,6 +40,7 @@ pub(crate) fn contradictions(config: &Config) -> Result<(), Problem> {
         .remedy("name at least one uid, or leave the field out for your own uid and root"));
     }
     copy_threads(config)?;
+    rdma(config)?;
     pool(&config.pool)?;
     peers(config)?;
     addresses(config)?;
@@ -85,6 +88,25 @@ fn copy_threads(config: &Config) -> Result<(), Problem> {
         }
         if cores[..index].contains(core) {
             return refuse(format!("core {core} is named twice"), "name different cores");
+        }
+    }
+    Ok(())
+}
+
+fn rdma(config: &Config) -> Result<(), Problem> {
+    const FIELD: &str = "rdma.devices";
+    let devices = &config.rdma.devices;
+    let refuse =
+        |what: String, remedy| Err(Problem::new(Code::ConfigContradiction, FIELD, what).remedy(remedy));
+    if config.rdma.use_rdma == UseRdma::Off && !devices.is_empty() {
+        return refuse("rdma.use is \"off\"".to_owned(), "keep one of the two");
+    }
+    if devices.len() > RDMA_DEVICES_MAX {
+        return refuse(format!("{} devices", devices.len()), "name at most four");
+    }
+    for (index, device) in devices.iter().enumerate() {
+        if device.is_empty() || devices[..index].contains(device) {
+            return refuse(format!("\"{device}\" is empty or named twice"), "name different devices");
         }
     }
     Ok(())

@@ -11,7 +11,8 @@ use crate::error::{ConfigError, Problem};
 use crate::outline::Outline;
 use crate::setting::{Given, Key, Refused, nearest};
 use crate::{
-    Config, Control, CopyThreads, Dataplane, Fabric, Hugepages, Listen, LogLevel, Node, Peer, Pool, Session,
+    Config, Control, CopyThreads, Dataplane, Fabric, Hugepages, Listen, LogLevel, Node, Peer, Pool, Rdma,
+    Session, UseRdma,
 };
 
 #[derive(Deserialize)]
@@ -25,6 +26,8 @@ struct RawFile {
     #[serde(default)]
     pool: RawPool,
     fabric: RawFabric,
+    #[serde(default)]
+    rdma: RawRdma,
     #[serde(default)]
     peer: Vec<RawPeer>,
     #[serde(default)]
@@ -121,6 +124,29 @@ fn fabric_listen() -> String {
 }
 
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct RawRdma {
+    #[serde(rename = "use")]
+    use_rdma: UseRdma,
+    devices: Vec<String>,
+    traffic_class: u8,
+    relaxed_ordering: bool,
+    pinned_bytes_max: u64,
+}
+
+impl Default for RawRdma {
+    fn default() -> Self {
+        Self {
+            use_rdma: UseRdma::Auto,
+            devices: Vec::new(),
+            traffic_class: 0,
+            relaxed_ordering: false,
+            pinned_bytes_max: 1 << 40,
+        }
+    }
+}
+
+#[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RawPeer {
     name: String,
@@ -181,6 +207,13 @@ fn build(path: &Path, raw: RawFile) -> Result<Config, Problem> {
             listen: socket_address(&raw.fabric.listen, "fabric.listen")?,
             key_file: resolve(folder, &raw.fabric.key_file, "fabric.key_file")?,
             peers_max: raw.fabric.peers_max,
+        },
+        rdma: Rdma {
+            use_rdma: raw.rdma.use_rdma,
+            devices: raw.rdma.devices,
+            traffic_class: raw.rdma.traffic_class,
+            relaxed_ordering: raw.rdma.relaxed_ordering,
+            pinned_bytes_max: raw.rdma.pinned_bytes_max,
         },
         peers: raw.peer.into_iter().map(|RawPeer { name, address }| Peer { name, address }).collect(),
         settings,

@@ -39,6 +39,8 @@ pub struct Config {
     pub pool: Pool,
     /// `[fabric]`
     pub fabric: Fabric,
+    /// `[rdma]`
+    pub rdma: Rdma,
     /// `[[peer]]`, in the order of the file: the peer's slot is its place here.
     pub peers: Vec<Peer>,
     /// `[settings]` over the defaults, with `dataplane.cores` as the lanes' cores.
@@ -134,6 +136,33 @@ pub enum Hugepages {
     Require,
     /// Ordinary pages.
     Never,
+}
+
+/// `[rdma]`
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rdma {
+    /// Whether this node uses its RDMA NICs.
+    pub use_rdma: UseRdma,
+    /// Their names, at most four; none means every device whose first port carries traffic.
+    pub devices: Vec<String>,
+    /// The IP traffic class of their packets: DSCP << 2 | ECN.
+    pub traffic_class: u8,
+    /// Whether the NIC may place the bytes of one write in any order before its completion.
+    pub relaxed_ordering: bool,
+    /// The most bytes of clients' regions that are registered at once; what is beyond is staged.
+    pub pinned_bytes_max: u64,
+}
+
+/// Whether a node uses its RDMA NICs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum UseRdma {
+    /// If there are any.
+    Auto,
+    /// Or the dataplane does not start.
+    Require,
+    /// Not at all.
+    Off,
 }
 
 /// `[fabric]`

@@ -112,6 +112,36 @@ pub const FIELDS_AT_RESTART: &[Field] = &[
         "8 more than there are",
         "peers that tables are made for: as many can be added while the node runs",
     ),
+    field(
+        "rdma.use",
+        "auto, require, off",
+        "auto",
+        "whether this node uses its RDMA NICs; auto: if there are any",
+    ),
+    field(
+        "rdma.devices",
+        "list of at most 4 devices",
+        "(all that carry traffic)",
+        "the NICs, such as mlx5_0; lanes are spread over them",
+    ),
+    field(
+        "rdma.traffic_class",
+        "0 to 255",
+        "0",
+        "IP traffic class of RDMA packets: the six bits of DSCP, then two of ECN",
+    ),
+    field(
+        "rdma.relaxed_ordering",
+        "true, false",
+        "false",
+        "whether the NIC may place the bytes of a write in any order before its completion: faster on some machines",
+    ),
+    field(
+        "rdma.pinned_bytes_max",
+        "bytes",
+        "1099511627776",
+        "bytes of clients' regions registered at once; a region beyond is staged, with an event",
+    ),
     field("peer[].name", "name", "(needed)", "a peer's own name"),
     field(
         "peer[].address",

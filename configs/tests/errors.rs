@@ -4,7 +4,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use railhead_abi::Code;
-use railhead_config::{Config, ConfigError, CopyThreads};
+use railhead_config::{Config, ConfigError, CopyThreads, UseRdma};
 
 const GOOD: &str = "\
 [node]
@@ -114,6 +114,24 @@ fn copy_cores_fit_the_lanes_and_are_their_own() {
     assert_eq!(config.dataplane.copy_cores, Some(vec![3, 4]));
     let default = Config::parse(Path::new("/etc/x.toml"), GOOD).unwrap().dataplane;
     assert_eq!((default.copy_threads, default.copy_cores), (CopyThreads::Auto, None));
+}
+
+#[test]
+fn rdma_devices_are_few_and_different() {
+    let with = |body: &str| GOOD.replace("[fabric]", &format!("[rdma]\n{body}\n[fabric]"));
+    let refused = |body: &str, code: Code, field: &str| {
+        let error = Config::parse(Path::new("/etc/x.toml"), &with(body)).unwrap_err();
+        assert_eq!((error.code, error.field.as_str()), (code, field), "{body}");
+    };
+    refused("use = \"maybe\"", Code::ConfigField, "rdma.use");
+    refused("use = \"off\"\ndevices = [\"x\"]", Code::ConfigContradiction, "rdma.devices");
+    refused("devices = [\"x\", \"x\"]", Code::ConfigContradiction, "rdma.devices");
+    refused("devices = [\"\"]", Code::ConfigContradiction, "rdma.devices");
+    refused("devices = [\"a\", \"b\", \"c\", \"d\", \"e\"]", Code::ConfigContradiction, "rdma.devices");
+    refused("traffic_class = 256", Code::ConfigField, "rdma.traffic_class");
+    let config = Config::parse(Path::new("/etc/x.toml"), &with("devices = [\"rxe0\"]")).unwrap();
+    assert_eq!(config.rdma.devices, ["rxe0"]);
+    assert_eq!(Config::parse(Path::new("/etc/x.toml"), GOOD).unwrap().rdma.use_rdma, UseRdma::Auto);
 }
 
 #[test]
