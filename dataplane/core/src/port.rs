@@ -115,6 +115,19 @@ pub struct Capabilities {
     pub windows: bool,
 }
 
+impl Capabilities {
+    /// Nothing: no connection of it can come up.
+    pub const NONE: Self = Self {
+        write_bytes_max: 0,
+        posts_max: 0,
+        records_max: 0,
+        flush_needed: false,
+        reads: false,
+        acknowledged: false,
+        windows: false,
+    };
+}
+
 /// What a fabric says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FabricEvent {
@@ -369,5 +382,65 @@ impl<A: Fabric, B: Fabric> Fabric for Both<A, B> {
             let count = self.first.poll(now, events);
             count + self.second.poll(now, &mut events[count..])
         }
+    }
+}
+
+/// A fabric that may not be there: without it, none of its connections can be used, and nothing ever happens.
+impl<F: Fabric> Fabric for Option<F> {
+    fn capabilities(&self, connection: ConnectionIndex) -> Capabilities {
+        self.as_ref().map_or(Capabilities::NONE, |fabric| fabric.capabilities(connection))
+    }
+
+    fn send(&mut self, connection: ConnectionIndex, record: &RawRecord) -> Result<(), PostError> {
+        self.as_mut().map_or(Err(PostError::Down), |fabric| fabric.send(connection, record))
+    }
+
+    fn write(&mut self, connection: ConnectionIndex, write: &Write) -> Result<(), PostError> {
+        self.as_mut().map_or(Err(PostError::Down), |fabric| fabric.write(connection, write))
+    }
+
+    fn read(&mut self, connection: ConnectionIndex, read: &Read) -> Result<(), PostError> {
+        self.as_mut().map_or(Err(PostError::Down), |fabric| fabric.read(connection, read))
+    }
+
+    fn flush(&mut self, connection: ConnectionIndex, post: PostId) -> Result<(), PostError> {
+        self.as_mut().map_or(Err(PostError::Down), |fabric| fabric.flush(connection, post))
+    }
+
+    fn confirm(
+        &mut self,
+        connection: ConnectionIndex,
+        at: RemotePlace,
+        post: PostId,
+    ) -> Result<(), PostError> {
+        self.as_mut().map_or(Err(PostError::Down), |fabric| fabric.confirm(connection, at, post))
+    }
+
+    fn open_window(&mut self, connection: ConnectionIndex, slot: u16, to: Place, bytes: u64) {
+        if let Some(fabric) = self {
+            fabric.open_window(connection, slot, to, bytes);
+        }
+    }
+
+    fn close_window(&mut self, connection: ConnectionIndex, slot: u16) {
+        if let Some(fabric) = self {
+            fabric.close_window(connection, slot);
+        }
+    }
+
+    fn close(&mut self, connection: ConnectionIndex) {
+        if let Some(fabric) = self {
+            fabric.close(connection);
+        }
+    }
+
+    fn kick(&mut self, now: Nanos) {
+        if let Some(fabric) = self {
+            fabric.kick(now);
+        }
+    }
+
+    fn poll(&mut self, now: Nanos, events: &mut [FabricEvent]) -> usize {
+        self.as_mut().map_or(0, |fabric| fabric.poll(now, events))
     }
 }
