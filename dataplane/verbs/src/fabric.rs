@@ -83,7 +83,7 @@ pub struct AttachInfo {
 #[error("connection cannot be attached: {reason}")]
 pub struct AttachError {
     /// The connection.
-    pub ready: Box<Ready>,
+    pub ready: Ready,
     /// Why.
     pub reason: &'static str,
 }
@@ -222,8 +222,9 @@ impl VerbsFabric {
     ///
     /// # Errors
     /// [`AttachError`]: the index is not this fabric's or has not said `Down`, or the rail is unknown.
+    #[expect(clippy::result_large_err, reason = "a lane has no heap to put it on")]
     pub fn attach(&mut self, ready: Ready, info: AttachInfo) -> Result<Option<Ready>, AttachError> {
-        let refuse = |ready, reason| Err(AttachError { ready: Box::new(ready), reason });
+        let refuse = |ready, reason| Err(AttachError { ready, reason });
         let Some(at) = self.index(ready.connection) else {
             return refuse(ready, "not a connection of this fabric");
         };

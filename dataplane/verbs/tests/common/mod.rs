@@ -3,11 +3,16 @@
 
 use std::path::PathBuf;
 use std::process::Command;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use railhead_abi::Code;
 use railhead_abi::frame::{ACCESS_READ, ACCESS_WRITE};
-use railhead_core::port::{ConnectionIndex, Fabric, Nanos, RegionIndex};
+use railhead_abi::record::RawRecord;
+use railhead_core::port::{
+    ConnectionIndex, Fabric, FabricEvent, Key, Nanos, Place, PostError, PostId, Read, RegionIndex,
+    RemotePlace, Write,
+};
 use railhead_shm::{Mapping, OwnedSpan};
 use railhead_sim::conformance::{End, FabricHarness, PAIRS};
 use railhead_verbs::{
@@ -251,7 +256,110 @@ pub(crate) fn run(command: &mut Command) {
     assert!(output.status.success() && said.is_empty(), "{command:?} (needs cc and libibverbs-dev):\n{said}");
 }
 
-/// Computes once.
-pub(crate) fn once<T>(cell: &'static OnceLock<T>, make: impl FnOnce() -> T) -> &'static T {
-    cell.get_or_init(make)
+/// A region of each end that tests of their own use.
+pub(crate) const SOURCE: RegionIndex = RegionIndex(1);
+pub(crate) const TARGET: RegionIndex = RegionIndex(17);
+pub(crate) const EPOCH: u32 = 5;
+const NOTHING: FabricEvent = FabricEvent::Down { connection: ConnectionIndex(0), cause: Code::Ok };
+
+/// What tests of their own do with the nodes.
+impl Harness {
+    /// Two nodes with a source of random bytes and a target of zeroes.
+    pub(crate) fn with_memory(setup: &Setup, bytes: usize) -> Self {
+        let mut harness = Self::new(setup);
+        harness.install(End::Initiator, SOURCE, 1, bytes, 0);
+        harness.install(End::Target, TARGET, EPOCH, bytes, ACCESS_READ | ACCESS_WRITE);
+        let mut random = vec![0; bytes];
+        railhead_sim::Rng::new(bytes as u64).fill(&mut random);
+        harness.write_bytes(End::Initiator, SOURCE, 0, &random);
+        harness
+    }
+
+    pub(crate) fn near(&self) -> ConnectionIndex {
+        self.connection(End::Initiator, 0)
+    }
+
+    pub(crate) fn place(offset: u64) -> RemotePlace {
+        RemotePlace { key: Key { index: TARGET.0, epoch: EPOCH }, offset }
+    }
+
+    pub(crate) fn write(&mut self, post: u32, offset: u64, bytes: u32) -> Result<(), PostError> {
+        let from = Place { region: SOURCE, offset };
+        let write = Write { from, bytes, to: Self::place(offset), slot: 0, post: PostId(post) };
+        let near = self.near();
+        self.fabric(End::Initiator).write(near, &write)
+    }
+
+    pub(crate) fn read(&mut self, post: u32, offset: u64, bytes: u32) -> Result<(), PostError> {
+        let into = Place { region: SOURCE, offset };
+        let read = Read { into, bytes, from: Self::place(offset), post: PostId(post) };
+        let near = self.near();
+        self.fabric(End::Initiator).read(near, &read)
+    }
+
+    /// Sends a record of two words.
+    pub(crate) fn send(&mut self, end: End, tag: u64) -> Result<(), PostError> {
+        let mut record = RawRecord { words: [0; 16] };
+        record.words[..2].copy_from_slice(&[7 | 2 << 8, tag]);
+        let connection = self.connection(end, 0);
+        self.fabric(end).send(connection, &record)
+    }
+
+    /// Kicks and polls both ends once; what they say is appended.
+    pub(crate) fn step(&mut self, said: &mut [Vec<FabricEvent>; 2]) {
+        let now = self.pass();
+        for (node, said) in self.nodes.iter_mut().zip(said) {
+            node.fabric.kick(now);
+            let mut events = [NOTHING; 32];
+            let count = node.fabric.poll(now, &mut events);
+            said.extend_from_slice(&events[..count]);
+        }
+    }
+
+    /// Steps until `done` likes what was said; at most ten seconds.
+    pub(crate) fn until(
+        &mut self,
+        what: &str,
+        done: impl Fn(&[Vec<FabricEvent>; 2]) -> bool,
+    ) -> [Vec<FabricEvent>; 2] {
+        let mut said = [Vec::new(), Vec::new()];
+        let start = Instant::now();
+        while !done(&said) {
+            assert!(start.elapsed() < Duration::from_secs(10), "waited in vain until {what}: {said:?}");
+            self.step(&mut said);
+        }
+        said
+    }
+
+    /// Steps until the post has ended at the initiator, and returns its status.
+    pub(crate) fn status_of(&mut self, post: u32) -> Code {
+        let said = self.until("the post has ended", |said| status(&said[0], post).is_some());
+        status(&said[0], post).expect("it has")
+    }
+}
+
+/// How a post ended, if it did.
+pub(crate) fn status(said: &[FabricEvent], wanted: u32) -> Option<Code> {
+    said.iter().find_map(|event| match event {
+        FabricEvent::Done { post, status, .. } if post.0 == wanted => Some(*status),
+        _ => None,
+    })
+}
+
+/// Why a connection ended, if it did.
+pub(crate) fn down(said: &[FabricEvent]) -> Option<Code> {
+    said.iter().find_map(|event| match event {
+        FabricEvent::Down { cause, .. } => Some(*cause),
+        _ => None,
+    })
+}
+
+/// Tags of the records that came.
+pub(crate) fn tags(said: &[FabricEvent]) -> Vec<u64> {
+    said.iter()
+        .filter_map(|event| match event {
+            FabricEvent::Record { record, .. } => Some(record.words[1]),
+            _ => None,
+        })
+        .collect()
 }
