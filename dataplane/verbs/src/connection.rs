@@ -7,6 +7,7 @@ use rdma_core_sys::{
     IBV_WC_RNR_RETRY_EXC_ERR, IBV_WC_SUCCESS, IBV_WC_WR_FLUSH_ERR, ibv_wc,
 };
 
+use crate::fault::Fault;
 use crate::message::{Head, Kind};
 use crate::queue_pair::{WISH_DESTROY, WISH_FAIL};
 use crate::rail::{ConnectionSizes, Ready};
@@ -149,6 +150,8 @@ pub(crate) struct Connection {
     /// Receives posted anew that the peer has not been told of.
     pub(crate) owed: u16,
     pub(crate) cause: Option<Code>,
+    /// The first error that its NIC said; stays until the next connection of this index.
+    pub(crate) first_fault: Option<Fault>,
 }
 
 impl Connection {
@@ -181,6 +184,7 @@ impl Connection {
             receives: 0,
             owed: 0,
             cause: None,
+            first_fault: None,
         }
     }
 
@@ -197,7 +201,7 @@ impl Connection {
         self.credits = ready.peer_receives;
         self.receives = ready.mailbox.receives();
         self.owed = 0;
-        self.cause = None;
+        (self.cause, self.first_fault) = (None, None);
         self.state = State::Open;
         (self.rail, self.peer, self.arena) = (rail, peer, arena);
         self.ready = Some(ready);

@@ -15,6 +15,7 @@ use crate::bits::Bits;
 use crate::closer::Caller;
 use crate::connection::{Connection, Posted, State, Work};
 use crate::counters::RailCounters;
+use crate::fault::Fault;
 use crate::flush::{FlushTarget, Flusher, Flushes};
 use crate::message::{self, MESSAGE_BYTES_MAX};
 use crate::post::Chain;
@@ -257,6 +258,12 @@ impl VerbsFabric {
     #[must_use]
     pub fn facts(&self, connection: ConnectionIndex) -> Option<ConnectionFacts> {
         Some(self.connections[self.index(connection)?].ready.as_ref()?.facts)
+    }
+
+    /// What its NIC said first when a connection failed, until its index is used anew. `None` where it ended otherwise.
+    #[must_use]
+    pub fn fault(&self, connection: ConnectionIndex) -> Option<Fault> {
+        self.connections[self.index(connection)?].first_fault
     }
 
     /// Work requests of a connection that the NIC has: 0 means that it touches no memory for them.

@@ -9,6 +9,7 @@ use rdma_core_sys::{
 use crate::connection::{Connection, Posted, State, Work, code_of};
 use crate::counters::RailCounters;
 use crate::fabric::{Early, VerbsFabric};
+use crate::fault::Fault;
 use crate::identity::{Identity, Queue};
 use crate::mailbox::RECEIVE_BYTES;
 use crate::message::{Head, Kind};
@@ -177,12 +178,15 @@ impl VerbsFabric {
     fn queue_credit(&mut self, at: usize) {
         let half = self.sizes.receives / 2;
         let connection = &mut self.connections[at];
-        let carried = (connection.handed..connection.queue.len())
-            .any(|index| connection.queue.get(index).is_some_and(|posted| posted.work.slot().is_some()));
-        if connection.owed < half || carried || connection.has_credit || connection.credits == 0 {
+        if connection.owed < half || connection.has_credit || connection.credits == 0 {
             return;
         }
-        let Some(sends) = connection.ready.as_ref().map(|ready| ready.mailbox.sends()) else { return };
+        let carried = (connection.handed..connection.queue.len())
+            .any(|index| connection.queue.get(index).is_some_and(|posted| posted.work.slot().is_some()));
+        let Some(sends) = connection.ready.as_ref().filter(|_| !carried).map(|ready| ready.mailbox.sends())
+        else {
+            return;
+        };
         let slot = connection.take_slot(sends);
         connection.credits -= 1;
         connection.queue(Posted { work: Work::Credit { slot }, ..Posted::NOTHING });
@@ -314,6 +318,10 @@ impl VerbsFabric {
     fn take_own(&mut self, at: usize, identity: Identity, completion: &ibv_wc) {
         self.busy.set(at, true);
         let connection = &mut self.connections[at];
+        if completion.status != IBV_WC_SUCCESS {
+            let fault = Fault { status: completion.status, vendor_error: completion.vendor_err };
+            connection.first_fault.get_or_insert(fault);
+        }
         if identity.queue == Queue::Send {
             connection.send_completed(identity.number, completion);
             if let Some(cause) = connection.fault() {

@@ -57,6 +57,32 @@ pub struct RemoteMemory {
     pub keys: [u32; RAILS_MAX],
 }
 
+/// Words of a [`RemoteMemory`] on the wire.
+pub const REMOTE_MEMORY_WORDS: usize = 3 + RAILS_MAX / 2;
+
+impl RemoteMemory {
+    /// As words for a frame.
+    #[must_use]
+    pub fn to_words(self) -> [u64; REMOTE_MEMORY_WORDS] {
+        let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+        let [first, second, third, fourth] = self.keys;
+        [pair(self.epoch, self.access), self.address, self.bytes, pair(first, second), pair(third, fourth)]
+    }
+
+    /// From the words of a frame. Any words are some memory; what of it may be used is checked at each post, and at last
+    /// by the NIC of its owner.
+    #[must_use]
+    pub const fn from_words(words: [u64; REMOTE_MEMORY_WORDS]) -> Self {
+        let [rights, address, bytes, first, second] = words;
+        #[expect(clippy::cast_possible_truncation, reason = "the two halves")]
+        const fn halves(word: u64) -> (u32, u32) {
+            (word as u32, (word >> 32) as u32)
+        }
+        let ((epoch, access), (a, b), (c, d)) = (halves(rights), halves(first), halves(second));
+        Self { epoch, access, address, bytes, keys: [a, b, c, d] }
+    }
+}
+
 /// What a post names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Address {
@@ -188,6 +214,18 @@ mod tests {
 
     fn at(index: u32, epoch: u32, offset: u64) -> RemotePlace {
         RemotePlace { key: Key { index, epoch }, offset }
+    }
+
+    #[test]
+    fn memories_come_back() {
+        let memory = RemoteMemory {
+            epoch: 3,
+            access: ACCESS_READ,
+            address: u64::MAX - 7,
+            bytes: 5 << 32,
+            keys: [1, u32::MAX, 3, 1 << 31],
+        };
+        assert_eq!(RemoteMemory::from_words(memory.to_words()), memory);
     }
 
     #[test]

@@ -292,6 +292,27 @@ fn a_device_that_gives_nothing_back_does_not_hold_a_connection() {
     assert_eq!(harness.status_of(20), Code::Ok);
 }
 
+/// A peer that sends what is no message ends its connection, and nothing of it is believed.
+#[test]
+fn a_peer_that_breaks_the_protocol_is_dropped() {
+    let _alone = alone();
+    let mut ended = 0;
+    for tag in 0..40 {
+        let mut harness = Harness::with_memory(&Setup::stand_in(), 4096);
+        stand_in::set(Set::Corrupts, 1);
+        harness.send(End::Initiator, tag).unwrap();
+        let mut said = [Vec::new(), Vec::new()];
+        while said[1].is_empty() {
+            harness.step(&mut said);
+        }
+        stand_in::set(Set::Corrupts, 0);
+        // One bit in eight bytes: the count of receives given back is the one thing that any value may be too large for.
+        assert!(common::tags(&said[1]).is_empty(), "{said:?}");
+        ended += usize::from(common::down(&said[1]) == Some(Code::ProtocolViolation));
+    }
+    assert_eq!(ended, 40);
+}
+
 /// Removing memory hands over first what waits for a kick.
 #[test]
 fn memory_may_go_before_the_kick() {

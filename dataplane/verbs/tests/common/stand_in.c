@@ -51,14 +51,14 @@ static uint64_t seed = 88172645463325252ull;
 static struct log_entry entries[LOG];
 static uint64_t logged;
 /* Options that tests set. */
-static uint64_t pace = 8, inline_max = 256, has_dma_buf = 1, has_thread_domains = 1, port_is_down, silent;
+static uint64_t pace = 8, inline_max = 256, has_dma_buf = 1, has_thread_domains = 1, port_is_down, silent, corrupts;
 
 static uint64_t draw(uint64_t below) { seed ^= seed << 13; seed ^= seed >> 7; seed ^= seed << 17; return seed % below; }
 
 EXPORT void stand_in_counters(struct counters *to) { pthread_mutex_lock(&lock); *to = now; pthread_mutex_unlock(&lock); }
 EXPORT void stand_in_set(int option, uint64_t value)
 {
-	uint64_t *options[] = { &pace, &inline_max, &has_dma_buf, &has_thread_domains, &port_is_down, &silent };
+	uint64_t *options[] = { &pace, &inline_max, &has_dma_buf, &has_thread_domains, &port_is_down, &silent, &corrupts };
 	pthread_mutex_lock(&lock); *options[option] = value; pthread_mutex_unlock(&lock);
 }
 /* The send after `after` others of this queue pair fails with `status`. */
@@ -466,6 +466,7 @@ static int carry_out(struct my_qp *qp, struct send *send)
 		void *to = find(receive.sge.lkey, receive.sge.addr, receive.sge.length, IBV_ACCESS_LOCAL_WRITE);
 		if (!to || bytes > receive.sge.length) { to_error(peer); return IBV_WC_REM_INV_REQ_ERR; }
 		memcpy(to, local, bytes);
+		if (corrupts) ((uint8_t *)to)[draw(8)] ^= 0x80;
 		peer->receive_head = (peer->receive_head + 1) % peer->cap.max_recv_wr;
 		peer->receive_count--;
 		complete((struct my_cq *)peer->qp.recv_cq, peer, (struct ibv_wc){ .wr_id = receive.wr_id, .opcode = IBV_WC_RECV, .byte_len = bytes }, 0);

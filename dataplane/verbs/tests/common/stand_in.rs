@@ -55,6 +55,8 @@ pub(crate) enum Option {
     PortIsDown = 4,
     /// A queue pair that fails gives nothing back.
     Silent = 5,
+    /// A bit of the head of each message is flipped on its way.
+    Corrupts = 6,
 }
 
 struct Calls {
