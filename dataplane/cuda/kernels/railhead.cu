@@ -7,21 +7,18 @@ typedef unsigned long long u64;
 // ---- Resident copy kernel ------------------------------------------------------------------------------------------------
 //
 // One block stays on the GPU, polls commands in page-locked host memory and copies. The host writes commands in order into
-// a ring of slots; each is two 16-byte halves with the sequence number in both:
-//   half 0: source address, sequence << 32 | bytes      half 1: target address, sequence << 32 | flags
-// The host writes the address of a half before its tag. A half is read by one 16-byte load, which the GPU's bus makes one
-// request inside one cache line of the host, so a new tag comes with its new address.
+// a ring of slots, each of 16 bytes, which the kernel reads by one load (a second one would wait for the first, and each is
+// a trip over the bus):
+//   word 0: source address in 47 bits, then the low 17 bits of the sequence number
+//   word 1: target address in 47 bits, then bytes - 1 in 16 bits, then the phase
+// The host writes word 1 before word 0. The phase changes with each lap of the ring, so a word 1 that is still that of the
+// lap before is seen, whatever the bus makes of the load. A source of 0 stops the kernel.
 
-static constexpr u32 STOP = 1;
-
-struct Half {
-    u64 address;
-    u64 tag;
-};
+static constexpr u64 ADDRESS = (1ull << 47) - 1;
 
 struct Command {
-    Half source;
-    Half target;
+    u64 source;
+    u64 target;
 };
 
 // Why the kernel ended, in the upper half of the word `ended`; the last sequence done is in the lower.
@@ -36,10 +33,18 @@ struct State {
     u64 pad1[7];
 };
 
-__device__ __forceinline__ Half load_half(const Half *at) {
-    Half half;
-    asm volatile("ld.volatile.global.v2.u64 {%0, %1}, [%2];" : "=l"(half.address), "=l"(half.tag) : "l"(at) : "memory");
-    return half;
+__device__ __forceinline__ Command load_command(const Command *at) {
+    Command command;
+    asm volatile("ld.volatile.global.v2.u64 {%0, %1}, [%2];"
+                 : "=l"(command.source), "=l"(command.target)
+                 : "l"(at)
+                 : "memory");
+    return command;
+}
+
+// Orders what this thread has read and written, and what it has seen others do, for everybody: GPUs and host.
+__device__ __forceinline__ void fence_system() {
+    asm volatile("fence.acq_rel.sys;" : : : "memory");
 }
 
 __device__ __forceinline__ void store_word(u64 *at, u64 value) {
@@ -102,49 +107,43 @@ __device__ void copy_all(u64 target, u64 source, u32 bytes) {
 // `slots` is a power of two. Without a command for `idle_ns` the kernel ends by itself: a host that is gone or asleep does
 // not keep a multiprocessor, nor hold up work that waits for the device.
 extern "C" __global__ void railhead_resident(const Command *commands, u32 slots, u32 done, State *state, u64 idle_ns) {
-    __shared__ u64 source, target;
-    __shared__ u32 bytes, flags;
+    __shared__ Command next;
+    __shared__ u64 reason;
     u64 last = now_ns();
     u32 polls = 0;
     for (;;) {
         const u32 wanted = done + 1;
         if (threadIdx.x == 0) {
-            const Command *command = commands + (wanted & (slots - 1));
+            const Command *slot = commands + (wanted & (slots - 1));
+            // The first lap has phase 1: the ring begins with zeroes.
+            const u64 phase = ((wanted / slots) & 1) ^ 1;
             for (;;) {
-                // Both loads are on their way at once.
-                const Half first = load_half(&command->source);
-                const Half second = load_half(&command->target);
-                if ((u32)(first.tag >> 32) == wanted && (u32)(second.tag >> 32) == wanted) {
-                    source = first.address;
-                    bytes = (u32)first.tag;
-                    target = second.address;
-                    flags = (u32)second.tag;
+                const Command seen = load_command(slot);
+                if (seen.source >> 47 == (wanted & 0x1ffff) && seen.target >> 63 == phase) {
+                    next = seen;
+                    reason = (seen.source & ADDRESS) == 0 ? ENDED_STOPPED : 0;
                     break;
                 }
                 if ((++polls & 63) == 0 && now_ns() - last > idle_ns) {
-                    flags = STOP;
-                    bytes = 0;
-                    last = 0;
+                    reason = ENDED_IDLE;
                     break;
                 }
             }
-            // No load of the copy may be served from before the command was seen.
-            __threadfence();
+            // What the host wrote before the command is read by the whole block.
+            fence_system();
         }
         __syncthreads();
-        if (flags & STOP) {
-            if (threadIdx.x == 0) {
-                __threadfence_system();
-                store_word(&state->ended, (last == 0 ? ENDED_IDLE : ENDED_STOPPED) << 32 | done);
-            }
+        if (reason != 0) {
+            if (threadIdx.x == 0)
+                store_word(&state->ended, reason << 32 | done);
             return;
         }
-        copy_all(target, source, bytes);
+        copy_all(next.target & ADDRESS, next.source & ADDRESS, (u32)(next.target >> 47 & 0xffff) + 1);
         // The barrier puts all stores of the block before thread 0's fence, and the fence before its word.
         __syncthreads();
         done = wanted;
         if (threadIdx.x == 0) {
-            __threadfence_system();
+            fence_system();
             store_word(&state->done, done);
             last = now_ns();
         }

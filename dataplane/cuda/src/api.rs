@@ -7,7 +7,7 @@
 use core::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 
 use cudarc::driver::sys::{
-    self, CUcontext, CUdevice, CUdeviceptr, CUfunction, CUipcMemHandle, CUmemAccessDesc, CUmemAllocationProp,
+    self, CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUipcMemHandle, CUmemAccessDesc, CUmemAllocationProp,
     CUmemcpyAttributes, CUmodule, CUstream, CUuuid,
 };
 
@@ -89,7 +89,6 @@ api! {
         memory_access = "cuMemSetAccess" (CUdeviceptr, usize, *const CUmemAccessDesc, usize);
         memory_allocate = "cuMemAlloc_v2" (*mut CUdeviceptr, usize);
         memory_free = "cuMemFree_v2" (CUdeviceptr);
-        memory_range = "cuMemGetAddressRange_v2" (*mut CUdeviceptr, *mut usize, CUdeviceptr);
         ipc_get = "cuIpcGetMemHandle" (*mut CUipcMemHandle, CUdeviceptr);
         ipc_open = "cuIpcOpenMemHandle_v2" (*mut CUdeviceptr, CUipcMemHandle, c_uint);
         ipc_close = "cuIpcCloseMemHandle" (CUdeviceptr);
@@ -107,6 +106,10 @@ api! {
         stream_write_32 = "cuStreamWriteValue32_v2" (CUstream, CUdeviceptr, u32, c_uint);
         stream_write_64 = "cuStreamWriteValue64_v2" (CUstream, CUdeviceptr, u64, c_uint);
         stream_wait_32 = "cuStreamWaitValue32_v2" (CUstream, CUdeviceptr, u32, c_uint);
+        event_create = "cuEventCreate" (*mut CUevent, c_uint);
+        event_destroy = "cuEventDestroy_v2" (CUevent);
+        event_record = "cuEventRecord" (CUevent, CUstream);
+        stream_wait_event = "cuStreamWaitEvent" (CUstream, CUevent, c_uint);
         copy_async = "cuMemcpyAsync" (CUdeviceptr, CUdeviceptr, usize, CUstream);
         copy_peer_async = "cuMemcpyPeerAsync"
             (CUdeviceptr, CUcontext, CUdeviceptr, CUcontext, usize, CUstream);

@@ -16,6 +16,9 @@ mod table;
 #[cfg(test)]
 mod tests;
 
+/// A copy of so many bytes keeps a copy engine busy by itself.
+const LONG_BYTES: u32 = 512 << 10;
+
 /// Sizes of a [`CudaCopier`], fixed for its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CopierConfig {
@@ -80,6 +83,8 @@ pub struct CudaCopier<Q: Queues> {
     posted: usize,
     config: CopierConfig,
     limits: KernelLimits,
+    /// No copy goes to a kernel, and those that run end.
+    paused: bool,
     /// Where the next poll begins, so that no queue waits for ever behind another.
     turn: usize,
     lost: Box<[bool]>,
@@ -105,6 +110,7 @@ impl<Q: Queues> CudaCopier<Q> {
             posted: 0,
             config,
             limits: KernelLimits::OFF,
+            paused: false,
             turn: 0,
             lost: vec![false; gpus].into(),
             losses: VecDeque::with_capacity(gpus),
@@ -150,6 +156,48 @@ impl<Q: Queues> CudaCopier<Q> {
         };
     }
 
+    /// Ends the resident kernels: copies go to the copy engines until [`CudaCopier::resume_kernels`]. The driver lets some
+    /// calls of other threads (unregistering memory among them) wait until no kernel runs, so a registrar asks for this
+    /// first and waits until [`CudaCopier::kernels_are_paused`].
+    pub fn pause_kernels(&mut self) {
+        self.paused = true;
+        self.pause_idle_kernels();
+    }
+
+    /// Lets copies go to resident kernels again.
+    pub fn resume_kernels(&mut self) {
+        self.paused = false;
+    }
+
+    /// Whether no resident kernel runs, after [`CudaCopier::pause_kernels`] and some polls.
+    pub fn kernels_are_paused(&mut self) -> bool {
+        self.pause_idle_kernels();
+        (0..self.states.len()).all(|at| self.is_engine(at) || self.states[at].is_empty() && self.queues.is_paused(at))
+    }
+
+    fn is_engine(&self, at: usize) -> bool {
+        self.states[at].info.mechanism == Mechanism::Engine
+    }
+
+    fn pause_idle_kernels(&mut self) {
+        for at in 0..self.states.len() {
+            if self.paused && !self.is_engine(at) && self.states[at].is_empty() {
+                self.queues.pause(at);
+            }
+        }
+    }
+
+    /// Until when nothing of note will end, as far as bytes under way and the rates seen tell: half the time that the
+    /// queue with the least to do has left. A lane that has nothing else to do may sleep until then instead of polling;
+    /// `None` if it should poll. For long copies only: sleeping and waking cost more than a short one takes.
+    #[must_use]
+    pub fn rest_until(&self, now: Nanos) -> Option<Nanos> {
+        let busy = self.states.iter().filter(|state| !state.is_empty());
+        let rests = busy.map(|state| state.rest(now));
+        let shortest = rests.min_by_key(|rest| rest.unwrap_or(0)).flatten()?;
+        (self.ended.is_empty()).then(|| now + shortest)
+    }
+
     /// The next GPU that was lost, for an event. Each is told once.
     pub fn take_loss(&mut self) -> Option<GpuLost> {
         self.losses.pop_front()
@@ -179,10 +227,17 @@ impl<Q: Queues> CudaCopier<Q> {
                 && info.mechanism == mechanism
                 && info.direction.is_none_or(|takes| takes == direction)
         };
+        // Long copies follow one another in the first queue of their way, so that the first is there early; short ones
+        // take turns in the others and wait for none of them.
+        let long = posted.bytes >= LONG_BYTES;
         let find = |mechanism: Mechanism| {
             let states = self.states.iter().enumerate();
-            let fitting = states.filter(|(_, state)| fits(&state.info, mechanism));
-            fitting.min_by_key(|(_, state)| state.load()).map(|(at, _)| at)
+            let mut fitting = states.filter(|(_, state)| fits(&state.info, mechanism));
+            let first = fitting.next()?;
+            if long {
+                return Some(first.0);
+            }
+            Some(fitting.min_by_key(|(_, state)| state.load()).unwrap_or(first).0)
         };
         if kernel {
             find(Mechanism::Kernel).or_else(|| find(Mechanism::Engine))
@@ -201,7 +256,8 @@ impl<Q: Queues> CudaCopier<Q> {
         let aligned = |from: u64, to: u64| {
             (from.wrapping_add(posted.from_offset) ^ to.wrapping_add(posted.to_offset)).is_multiple_of(16)
         };
-        posted.bytes <= most
+        !self.paused
+            && posted.bytes <= most
             && matches!((from.kernel_address(), to.kernel_address()), (Some(from), Some(to)) if aligned(from, to))
     }
 
@@ -313,6 +369,9 @@ impl<Q: Queues> CopyEngine for CudaCopier<Q> {
             }
         }
         self.posted -= count;
+        if self.paused {
+            self.pause_idle_kernels();
+        }
         self.issue_all(now);
         count
     }

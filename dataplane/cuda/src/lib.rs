@@ -45,5 +45,5 @@ pub use kernels::Verifier;
 pub use memory::{DeviceMemory, DmaBuf, MemoryError};
 pub use pointer::{MemoryKind, Pointer};
 pub use resident::{Permission, Resident, ResidentConfig, ResidentOff};
-pub use stream::Stream;
+pub use stream::{Event, Stream};
 pub use streams::{CopyMemory, StreamQueues};

@@ -125,10 +125,10 @@ impl Query<'_> {
     }
 
     fn allocation(&self) -> Option<(u64, u64)> {
-        let (mut start, mut bytes) = (0, 0);
-        // SAFETY: the driver stores an address and a size; it checks the address, which it does not follow.
-        let status = unsafe { (self.gpu.api().memory_range)(&raw mut start, &raw mut bytes, self.address) };
-        (status == 0).then_some((start, bytes as u64))
+        let (mut start, mut bytes): (u64, u64) = (0, 0);
+        self.get(Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, &mut start).ok()?;
+        self.get(Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE, &mut bytes).ok()?;
+        Some((start, bytes))
     }
 }
 

@@ -15,8 +15,11 @@ use crate::stream::Stream;
 /// Commands that can be posted at once; a power of two.
 pub const COMMANDS: usize = 64;
 
-/// The largest copy: above, copy engines are faster by far, and a kernel that copies long cannot be stopped soon.
-pub const RUN_BYTES_MAX: u64 = 1 << 20;
+/// The largest copy, as commands are made; above, copy engines are faster.
+pub const RUN_BYTES_MAX: u64 = 64 << 10;
+
+/// Addresses below this fit into a command. Linux gives no process others unless it asks for them.
+pub const ADDRESS_END: u64 = 1 << 47;
 
 /// Why no resident kernel runs. The setting may ask for one; this is then an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -71,13 +74,11 @@ impl Default for ResidentConfig {
     }
 }
 
-// Words of the ring: four for a command, then the state. See kernels/railhead.cu.
-const COMMAND_WORDS: usize = 4;
+// Words of the ring: two for a command, then the state. See kernels/railhead.cu.
+const COMMAND_WORDS: usize = 2;
 const DONE: usize = COMMANDS * COMMAND_WORDS;
 const ENDED: usize = DONE + 8;
 const WORDS: usize = ENDED + 8;
-
-const STOP: u64 = 1;
 
 /// A resident copy kernel of one GPU. Used by one thread.
 #[derive(Debug)]
@@ -91,6 +92,8 @@ pub struct Resident {
     /// Commands written since the start.
     posted: u64,
     running: bool,
+    /// A stop was posted and its end not seen.
+    stopping: bool,
 }
 
 impl Resident {
@@ -103,7 +106,7 @@ impl Resident {
         let kernels = Kernels::load(gpu)?;
         let (stream, words) = (Stream::new(gpu)?, PinnedWords::new(gpu, WORDS)?);
         let mut resident =
-            Self { gpu: gpu.clone(), stream, kernels, words, config, posted: 0, running: false };
+            Self { gpu: gpu.clone(), stream, kernels, words, config, posted: 0, running: false, stopping: false };
         resident.launch(0)?;
         Ok(resident)
     }
@@ -145,24 +148,23 @@ impl Resident {
     /// Kernels of this GPU may read the source and write the destination until [`Resident::done`] has reached the number.
     ///
     /// # Panics
-    /// Without room, or if it is longer than [`RUN_BYTES_MAX`].
+    /// Without room, or if it is empty, longer than [`RUN_BYTES_MAX`], or ends at or above [`ADDRESS_END`].
     pub unsafe fn post(&mut self, run: &Run) -> u64 {
-        assert!(self.room() > 0 && run.bytes <= RUN_BYTES_MAX, "no room, or too long");
-        self.command(run.from, run.to, run.bytes, 0);
-        self.posted
+        debug_assert!(!self.stopping, "a copy behind a stop");
+        assert!(self.room() > 0 && (1..=RUN_BYTES_MAX).contains(&run.bytes), "no room, or too long");
+        let below = |address: u64| (1..=ADDRESS_END - run.bytes).contains(&address);
+        assert!(below(run.from) && below(run.to), "an address that no command can hold");
+        self.command(run.from, run.to, run.bytes - 1)
     }
 
-    fn command(&mut self, from: u64, to: u64, bytes: u64, flags: u64) {
+    fn command(&mut self, from: u64, to: u64, size: u64) -> u64 {
         self.posted += 1;
-        let sequence = self.posted & u64::from(u32::MAX);
-        let at = (sequence as usize % COMMANDS) * COMMAND_WORDS;
-        let command = &self.words[at..at + COMMAND_WORDS];
-        // Each half's address before its tag. Partner: the kernel's 16-byte load of each half, which sees a new tag only
-        // with its new address; it takes a command only when both tags are new.
-        command[0].store_relaxed(from);
-        command[1].store_release(sequence << 32 | bytes);
-        command[2].store_relaxed(to);
-        command[3].store_release(sequence << 32 | flags);
+        let at = (self.posted as usize % COMMANDS) * COMMAND_WORDS;
+        let phase = (self.posted / COMMANDS as u64) & 1 ^ 1;
+        // The first word makes the command whole. Partner: the kernel's load of both words.
+        self.words[at + 1].store_relaxed(to | size << 47 | phase << 63);
+        self.words[at].store_release(from | self.posted << 47);
+        self.posted
     }
 
     /// The number of the last copy that everybody can see. No driver call.
@@ -179,7 +181,7 @@ impl Resident {
         if open as usize > COMMANDS { self.posted } else { self.posted - u64::from(open) }
     }
 
-    /// Starts the kernel again if it ended by itself with copies posted; call it while copies are open. One load where
+    /// Starts the kernel again if it ended with copies posted behind its end; call it while copies are open. One load where
     /// there is nothing to do.
     ///
     /// # Errors
@@ -187,10 +189,30 @@ impl Resident {
     pub fn tend(&mut self) -> Result<(), CudaError> {
         // Partner: the kernel's store after its last command.
         let ended = self.words[ENDED].load_acquire();
-        if ended == 0 || self.posted == self.done() {
+        if ended == 0 || self.stopping || self.posted == self.done() {
             return Ok(());
         }
         self.launch(ended as u32)
+    }
+
+    /// Asks the kernel to end after all that was posted; [`Resident::is_stopped`] says when it has. Nothing may be posted
+    /// until then. No driver call.
+    pub fn request_stop(&mut self) {
+        if !self.stopping && self.is_running() && self.room() > 0 {
+            self.command(0, 0, 0);
+            self.stopping = true;
+        }
+    }
+
+    /// Whether the kernel has ended, as far as its words say; the next copy starts it again.
+    pub fn is_stopped(&mut self) -> bool {
+        let stopped = !self.is_running();
+        if stopped && self.stopping {
+            // The stop itself is never done; the next command takes its number.
+            self.posted = self.done();
+            self.stopping = false;
+        }
+        stopped
     }
 
     /// Whether the kernel is on the GPU, as far as its words say.
@@ -207,21 +229,15 @@ impl Resident {
         self.stream.is_done()
     }
 
-    /// Ends the kernel after all that was posted; waits for it, at most `limit`. Whether it has ended.
+    /// Ends the kernel after all that was posted; waits for it, at most `limit`. Whether it has ended. Not for lanes.
     pub fn stop(&mut self, limit: Duration) -> bool {
         let deadline = Instant::now() + limit;
-        while self.is_running() && self.room() == 0 && Instant::now() < deadline {
-            std::thread::yield_now();
-        }
-        if self.is_running() && self.room() > 0 {
-            self.command(0, 0, 0, STOP);
-        }
         loop {
-            // Also an error ends it.
+            self.request_stop();
+            // The words say that it is past its last copy, the stream that it is gone. Also an error ends it.
             if self.query().unwrap_or(true) {
                 self.running = false;
-                // The stop itself is never done, and nothing is posted behind it.
-                self.posted = self.whole(self.words[DONE].load_acquire());
+                self.is_stopped();
                 return true;
             }
             if Instant::now() >= deadline {

@@ -3,7 +3,7 @@
 use core::ffi::c_uint;
 use std::fmt;
 
-use cudarc::driver::sys::CUstream;
+use cudarc::driver::sys::{CUevent, CUstream};
 
 use crate::error::{CudaError, NOT_READY};
 use crate::gpu::Gpu;
@@ -136,6 +136,68 @@ impl Stream {
         // SAFETY: as the caller vouches; a stream that lives as long as `self`.
         let status = unsafe { (self.gpu.api().stream_wait_32)(self.stream, address, value, flags) };
         self.gpu.api().check("cuStreamWaitValue32", status)
+    }
+}
+
+/// A point in a stream that other streams of this process wait for, of the same GPU or another. Cheaper for GPUs than words,
+/// and seen by nobody else.
+pub struct Event {
+    gpu: Gpu,
+    event: CUevent,
+}
+
+// SAFETY: the driver's handles may be used from every thread.
+unsafe impl Send for Event {}
+// SAFETY: as above; the driver locks them itself.
+unsafe impl Sync for Event {}
+
+impl Event {
+    /// A new event, as if it had come.
+    ///
+    /// # Errors
+    /// [`CudaError`].
+    pub fn new(gpu: &Gpu) -> Result<Self, CudaError> {
+        const NO_TIMING: c_uint = 2;
+        gpu.make_current()?;
+        let mut event = core::ptr::null_mut();
+        // SAFETY: the driver stores one pointer; destroyed once, in `drop`.
+        let status = unsafe { (gpu.api().event_create)(&raw mut event, NO_TIMING) };
+        gpu.api().check("cuEventCreate", status)?;
+        Ok(Self { gpu: gpu.clone(), event })
+    }
+
+    /// Posts it: it comes when all that was posted to `stream`, of its own GPU, has ended.
+    ///
+    /// # Errors
+    /// [`CudaError`].
+    pub fn record(&self, stream: &Stream) -> Result<(), CudaError> {
+        // SAFETY: both live; the driver checks that they belong together.
+        let status = unsafe { (self.gpu.api().event_record)(self.event, stream.raw()) };
+        self.gpu.api().check("cuEventRecord", status)
+    }
+
+    /// What is posted to `stream` afterwards starts when the event has come.
+    ///
+    /// # Errors
+    /// [`CudaError`].
+    pub fn hold(&self, stream: &Stream) -> Result<(), CudaError> {
+        // SAFETY: both live. 0 is the default flag.
+        let status = unsafe { (self.gpu.api().stream_wait_event)(stream.raw(), self.event, 0) };
+        self.gpu.api().check("cuStreamWaitEvent", status)
+    }
+}
+
+impl fmt::Debug for Event {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Event").field("gpu", &self.gpu).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        let _ = self.gpu.make_current();
+        // SAFETY: created in `new`, destroyed once; the driver keeps what is still waited for.
+        let _ = unsafe { (self.gpu.api().event_destroy)(self.event) };
     }
 }
 

@@ -55,6 +55,7 @@ impl Memory for CopyMemory {
             CopyMemory::Host(memory) => memory.device_address(),
             CopyMemory::Device { .. } => Some(self.address()),
         }
+        .filter(|address| address.checked_add(self.bytes()).is_some_and(|end| end <= resident::ADDRESS_END))
     }
 
     fn bytes(&self) -> u64 {
@@ -289,6 +290,19 @@ impl Queues for StreamQueues {
                 }
                 resident.tend()
             }
+        }
+    }
+
+    fn pause(&mut self, queue: usize) {
+        if let Server::Kernel(resident) = &mut self.servers[queue] {
+            resident.request_stop();
+        }
+    }
+
+    fn is_paused(&mut self, queue: usize) -> bool {
+        match &mut self.servers[queue] {
+            Server::Stream { .. } => true,
+            Server::Kernel(resident) => resident.is_stopped(),
         }
     }
 }

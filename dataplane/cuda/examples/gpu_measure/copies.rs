@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use railhead_abi::Code;
-use railhead_core::port::{Copy, CopyDone, CopyEngine, Place, PostId, RegionIndex};
+use railhead_core::port::{Copy, CopyDone, CopyEngine, Nanos, Place, PostId, RegionIndex};
 use railhead_cuda::{
     CopierConfig, CopyMemory, CudaCopier, DeviceMemory, KernelLimits, Permission, Pieces, PinnedMemory,
     Resident, ResidentConfig, StreamQueues,
@@ -86,8 +86,13 @@ impl Lane {
         self.copier.copy(&copy).expect("room");
     }
 
+    /// The clock that the copier is given.
+    pub(crate) fn now(&self) -> Nanos {
+        u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
     pub(crate) fn poll(&mut self, done: &mut [CopyDone]) -> usize {
-        let now = u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        let now = self.now();
         self.copier.kick(now);
         let count = self.copier.poll(now, done);
         assert!(done[..count].iter().all(|done| done.status == Code::Ok), "a copy failed");

@@ -25,7 +25,8 @@ fn main() {
     rig.print_machine();
     latency::table(&rig);
     latency::out_by_kernel(&rig);
-    staged::small(&rig);
+    latency::batches(&rig);
+    staged::alone(&rig);
     staged::large(&rig);
     peer::large(&rig);
     order::chain(&rig);

@@ -24,7 +24,7 @@ pub(crate) fn large(rig: &Rig) {
         }
         return;
     }
-    let shape = Shape { host_bytes: 2 << 20, gpu_bytes: 256 << 20, streams: 2, kernel_threads: None };
+    let shape = Shape { host_bytes: 2 << 20, gpu_bytes: 256 << 20, streams: 3, kernel_threads: None };
     let mut lane = Lane::new(rig, shape);
     let stream = Stream::new(&rig.gpus[first]).expect("a stream");
     let (from, to) = (lane.source.address(), lane.target.address());

@@ -191,9 +191,9 @@ impl Times {
         Self(sorted(times.into_iter()))
     }
 
-    pub(crate) fn at(&self, share: f64) -> f64 {
-        let last = self.0.len() - 1;
-        self.0[last.min((last as f64 * share).max(0.0).round() as u32 as usize)]
+    /// The time that so many of a thousand are not above.
+    pub(crate) fn at(&self, per_mille: usize) -> f64 {
+        self.0[(self.0.len() - 1) * per_mille / 1000]
     }
 
     pub(crate) fn print(&self, name: &str, bytes: u64) {
@@ -201,13 +201,13 @@ impl Times {
             "{}",
             json!({
                 "latency": name, "bytes": bytes, "count": self.0.len(), "unit": "us",
-                "p50": short(self.at(0.5)), "p99": short(self.at(0.99)), "p999": short(self.at(0.999)),
+                "p50": short(self.at(500)), "p99": short(self.at(990)), "p999": short(self.at(999)),
             })
         );
     }
 }
 
-/// CPU seconds of this thread.
+/// CPU seconds of this process.
 pub(crate) fn cpu_seconds() -> f64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: a valid place for the answer.

@@ -44,7 +44,19 @@ pub(super) struct Queue {
     /// When it last made progress, was asked about, or was given something while empty.
     moved: Nanos,
     lost: bool,
+    /// Since when it has not been empty, and the bytes that have ended since then.
+    busy_since: Nanos,
+    busy_bytes: u64,
+    /// The best rate seen, in bytes per 1,024 ns; fades, so that a better past does not count for ever. 0: none yet.
+    rate: u64,
 }
+
+/// Less than this under way is not worth a sleep.
+const REST_BYTES: u64 = 2 << 20;
+/// Nor is less time than this.
+const REST_NS: Nanos = 30_000;
+/// Bytes of one busy time that make a rate.
+const RATE_BYTES: u64 = 8 << 20;
 
 impl Queue {
     pub(super) fn new(info: QueueInfo, copies: usize) -> Self {
@@ -59,6 +71,9 @@ impl Queue {
             bytes: 0,
             moved: 0,
             lost: false,
+            busy_since: 0,
+            busy_bytes: 0,
+            rate: 0,
         }
     }
 
@@ -85,6 +100,7 @@ impl Queue {
     pub(super) fn issue<Q: Queues>(&mut self, at: usize, issue: Issue<'_, Q>) -> Result<usize, CudaError> {
         if self.issued == 0 {
             self.moved = issue.now;
+            (self.busy_since, self.busy_bytes) = (issue.now, 0);
         }
         let room = issue.queues.room(at).min(RUNS_MAX);
         if room == 0 {
@@ -186,11 +202,32 @@ impl Queue {
         let marked = marked.min(self.last_mark);
         let before = self.ended;
         while self.ended < self.issued && self.entries[self.ended].mark <= marked {
+            self.busy_bytes += u64::from(self.entries[self.ended].posted.bytes);
             self.ended += 1;
         }
         if self.ended > before {
             self.moved = now;
+            self.learn(now);
         }
+    }
+
+    fn learn(&mut self, now: Nanos) {
+        let took = now.saturating_sub(self.busy_since);
+        if self.busy_bytes >= RATE_BYTES && took > 0 {
+            let seen = self.busy_bytes.saturating_mul(1024) / took;
+            self.rate = seen.max(self.rate - self.rate / 64);
+        }
+    }
+
+    /// Half the time that what is under way will still take, if that is long and everything is under way.
+    pub(super) fn rest(&self, now: Nanos) -> Option<Nanos> {
+        let kernel = self.info.mechanism == Mechanism::Kernel;
+        if kernel || self.has_unissued() || self.ended > 0 || self.bytes < REST_BYTES || self.rate == 0 {
+            return None;
+        }
+        let takes = self.bytes.saturating_mul(1024) / self.rate;
+        let left = takes.saturating_sub(now.saturating_sub(self.moved));
+        (left / 2 >= REST_NS).then_some(left / 2)
     }
 
     /// Everything that was handed to the device has ended.

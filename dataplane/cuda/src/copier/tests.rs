@@ -69,6 +69,8 @@ struct Device {
     lost: Option<i32>,
     /// Marks never come.
     blind: bool,
+    /// Kernels that were told to go.
+    paused: Vec<usize>,
 }
 
 impl Device {
@@ -112,7 +114,7 @@ impl StandIn {
         let directions = [Direction::Out, Direction::In, Direction::Peer];
         let mut infos: Vec<QueueInfo> = (0..2u8)
             .flat_map(|gpu| directions.map(|direction| (gpu, direction)))
-            .flat_map(|(gpu, direction)| [(gpu, direction); 2])
+            .flat_map(|(gpu, direction)| [(gpu, direction); 3])
             .map(|(gpu, direction)| QueueInfo {
                 gpu,
                 direction: Some(direction),
@@ -133,6 +135,7 @@ impl StandIn {
             refuse_mark: None,
             lost: None,
             blind: false,
+            paused: Vec::new(),
         };
         Self { infos, device: Rc::new(RefCell::new(device)) }
     }
@@ -195,6 +198,18 @@ impl Queues for StandIn {
             return Err(error(number));
         }
         Ok(device.queues[queue].is_empty() && self.infos[queue].mechanism == Mechanism::Engine)
+    }
+
+    fn pause(&mut self, queue: usize) {
+        let device = &mut *self.device.borrow_mut();
+        assert!(device.queues[queue].is_empty(), "paused with copies under way");
+        if !device.paused.contains(&queue) {
+            device.paused.push(queue);
+        }
+    }
+
+    fn is_paused(&mut self, queue: usize) -> bool {
+        self.device.borrow().paused.contains(&queue)
     }
 }
 
@@ -347,7 +362,7 @@ fn small_copies_share_a_call_and_a_mark_and_large_ones_have_their_own() {
         harness.post(number, 256);
     }
     harness.poll();
-    // Two queues for the direction, each with one call and one mark.
+    // Two queues of the direction for short copies, each with one call and one mark.
     assert_eq!(harness.calls(), (2, 2));
     harness.until_idle();
     for number in 8..12 {
@@ -548,4 +563,96 @@ fn as_many_memories_can_be_leaving_as_there_are_slots() {
     assert!(harness.copier.install(RegionIndex(1), memory.clone()).is_err());
     assert!(harness.copier.take_removed().is_some());
     assert!(harness.copier.install(RegionIndex(1), memory).is_ok());
+}
+
+#[test]
+fn long_copies_follow_one_another_and_short_ones_do_not_wait_for_them() {
+    let mut harness = Harness::host_to_gpu();
+    harness.install(RegionIndex(0), 8 << 20);
+    harness.install(RegionIndex(1), 8 << 20);
+    for number in 0..4 {
+        harness.post(number, 1 << 20);
+    }
+    harness.post(9, 100);
+    for _ in 0..8 {
+        harness.copier.kick(harness.now);
+    }
+    let lengths: Vec<usize> = harness.device().queues.iter().map(VecDeque::len).collect();
+    let busy: Vec<usize> = lengths.into_iter().filter(|length| *length > 0).collect();
+    // Four copies and their marks in one queue, one and its mark in another.
+    assert_eq!(busy, [8, 2]);
+    let order: Vec<u32> = harness.until_idle().iter().map(|done| done.post.0).filter(|post| *post < 9).collect();
+    assert_eq!(order, [0, 1, 2, 3]);
+}
+
+#[test]
+fn kernels_go_when_their_last_copy_has_ended_and_come_back() {
+    let sides = [Side::Host, Side::Gpu(0), Side::Gpu(1)];
+    let mut harness = Harness::new(sides, true, u64::MAX);
+    harness.install(RegionIndex(0), 1 << 20);
+    harness.install(RegionIndex(1), 1 << 20);
+    let kernels: Vec<usize> = (0..harness.stand_in.infos.len())
+        .filter(|at| harness.stand_in.infos[*at].mechanism == Mechanism::Kernel)
+        .collect();
+    let is_open = |harness: &Harness| {
+        let device = harness.device();
+        kernels.iter().any(|at| !device.queues[*at].is_empty())
+    };
+    harness.post(0, 256);
+    harness.copier.kick(0);
+    assert!(is_open(&harness), "a small aligned copy goes to the kernel");
+    harness.copier.pause_kernels();
+    assert!(!harness.copier.kernels_are_paused());
+    // One that comes meanwhile goes to a copy engine.
+    harness.post(1, 256);
+    assert_eq!(harness.until_idle().len(), 2);
+    assert!(harness.copier.kernels_are_paused());
+    assert_eq!(harness.device().paused.len(), 2);
+    harness.post(2, 256);
+    harness.copier.kick(0);
+    assert!(!is_open(&harness));
+    harness.copier.resume_kernels();
+    harness.post(3, 256);
+    harness.copier.kick(0);
+    assert!(is_open(&harness));
+    assert_eq!(harness.until_idle().len(), 2);
+}
+
+#[test]
+fn a_lane_may_rest_while_long_copies_are_under_way_and_only_then() {
+    let mut harness = Harness::host_to_gpu();
+    harness.install(RegionIndex(0), 64 << 20);
+    harness.install(RegionIndex(1), 64 << 20);
+    let post = |harness: &mut Harness, number: u32, bytes: u32| {
+        let place = |region| Place { region: RegionIndex(region), offset: u64::from(number) << 22 };
+        let copy = Copy { from: place(0), to: place(1), bytes, post: PostId(number) };
+        harness.copier.copy(&copy).expect("room");
+    };
+    assert_eq!(harness.copier.rest_until(0), None, "nothing is under way");
+    // 16 MiB in 320 us: how fast it goes is learned.
+    for number in 0..4 {
+        post(&mut harness, number, 4 << 20);
+    }
+    harness.copier.kick(0);
+    harness.copier.kick(0);
+    assert_eq!(harness.copier.rest_until(0), None, "nothing is known yet");
+    let mechanism = Mechanism::Engine;
+    for _ in 0..8 {
+        let queue = harness.device().queues.iter().position(|queue| !queue.is_empty()).unwrap();
+        harness.device().work_one(queue, mechanism);
+    }
+    harness.now = 320_000;
+    assert_eq!(harness.poll().len(), 4);
+    // 8 MiB more take 160 us: half of that.
+    post(&mut harness, 4, 4 << 20);
+    post(&mut harness, 5, 4 << 20);
+    harness.copier.kick(harness.now);
+    let until = harness.copier.rest_until(harness.now).expect("a rest");
+    assert!((395_000..405_000).contains(&until), "{until}");
+    assert_eq!(harness.copier.rest_until(harness.now + 150_000), None, "too short to sleep");
+    // A short copy beside them is waited for by polling.
+    post(&mut harness, 6, 512);
+    harness.copier.kick(harness.now);
+    assert_eq!(harness.copier.rest_until(harness.now), None);
+    harness.until_idle();
 }

@@ -38,7 +38,7 @@ struct Harness {
 impl Harness {
     fn new(sides: [Side; 3], way: Way) -> Self {
         let gpus = common::gpus();
-        let mut queues = StreamQueues::new(&gpus, 2).expect("queues");
+        let mut queues = StreamQueues::new(&gpus, 3).expect("queues");
         queues.set_batch(way != Way::OneByOne);
         if way == Way::Kernels {
             for (at, gpu) in gpus.iter().enumerate() {
@@ -50,7 +50,7 @@ impl Harness {
         let mut copier = CudaCopier::new(CopierConfig { regions: 8, ..CopierConfig::default() }, queues);
         if way == Way::Kernels {
             // All that can be, between GPUs too.
-            let most = 1 << 20;
+            let most = 64 << 10;
             copier.set_kernel_limits(KernelLimits {
                 out_bytes_max: most,
                 in_bytes_max: most,
