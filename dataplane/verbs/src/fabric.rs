@@ -3,24 +3,18 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use railhead_abi::Code;
-use railhead_abi::record::RawRecord;
-use railhead_core::port::{
-    Capabilities, ConnectionIndex, Fabric, FabricEvent, Nanos, Place, PostError, PostId, Read, RegionIndex,
-    RemotePlace, Write,
-};
+use railhead_core::port::{ConnectionIndex, FabricEvent, Nanos, RegionIndex};
 use rdma_core_sys::ibv_wc;
 
 use crate::bits::Bits;
 use crate::closer::Caller;
-use crate::connection::{Connection, Posted, State, Work};
+use crate::connection::{Connection, State};
 use crate::counters::RailCounters;
 use crate::fault::Fault;
 use crate::flush::{FlushTarget, Flusher, Flushes};
-use crate::message::{self, MESSAGE_BYTES_MAX};
 use crate::post::Chain;
 use crate::rail::{ConnectionFacts, ConnectionSizes, Rail, Ready};
-use crate::tables::{Address, RAILS_MAX, RegionEntry, Regions, RemoteMemory, Remotes, Want};
+use crate::tables::{RAILS_MAX, RegionEntry, Regions, RemoteMemory, Remotes};
 
 /// Completions taken from a queue at a time.
 const BATCH: usize = 32;
@@ -141,7 +135,8 @@ pub struct VerbsFabric {
     pub(crate) early: Vec<Early>,
     pub(crate) batch: Box<[ibv_wc]>,
     pub(crate) now: Nanos,
-    turn: usize,
+    /// Connection that the next poll begins with.
+    pub(crate) turn: usize,
 }
 
 const _: () = {
@@ -223,7 +218,6 @@ impl VerbsFabric {
     ///
     /// # Errors
     /// [`AttachError`]: the index is not this fabric's or has not said `Down`, or the rail is unknown.
-    #[expect(clippy::result_large_err, reason = "a lane has no heap to put it on")]
     pub fn attach(&mut self, ready: Ready, info: AttachInfo) -> Result<Option<Ready>, AttachError> {
         let refuse = |ready, reason| Err(AttachError { ready, reason });
         let Some(at) = self.index(ready.connection) else {
@@ -324,159 +318,6 @@ impl VerbsFabric {
         ConnectionIndex(self.config.first.0 + at as u16)
     }
 
-    fn open(&self, connection: ConnectionIndex) -> Result<usize, PostError> {
-        let at = self.index(connection).ok_or(PostError::Down)?;
-        if self.connections[at].state == State::Open { Ok(at) } else { Err(PostError::Down) }
-    }
-
-    /// Queues a post whose addresses are known, or one that ends here. A write that does ends its connection as one that
-    /// the peer's NIC refuses does: else records behind it would speak of what never arrived.
-    fn queue_post(
-        &mut self,
-        at: usize,
-        work: Work,
-        post: PostId,
-        bytes: u32,
-        addresses: Result<(Address, Address, bool), Code>,
-    ) {
-        let is_write = work == Work::Write;
-        let (work, (local, remote, is_inline)) = match addresses {
-            Ok(addresses) => (work, addresses),
-            Err(code) => {
-                self.rails[usize::from(self.connections[at].rail)].counters.refused += 1;
-                self.busy.set(at, true);
-                (Work::Refused(code), (Address::default(), Address::default(), false))
-            }
-        };
-        self.connections[at].queue(Posted { work, post, needs: 0, bytes, local, remote, is_inline });
-        self.queued.set(at, true);
-        if let Work::Refused(code) = work
-            && is_write
-        {
-            self.leave(at, code);
-        }
-    }
-
-    /// Sends a farewell behind what is queued, so that the other end ends too, and takes nothing more. When the farewell has
-    /// arrived, or after `leave_ns`, the queue pair is made to fail.
-    fn leave(&mut self, at: usize, cause: Code) {
-        let until = self.now.saturating_add(self.config.leave_ns);
-        let entry = &mut self.connections[at];
-        let sends = entry.ready.as_ref().map(|ready| ready.mailbox.sends());
-        let Some(sends) = sends.filter(|_| entry.credits > 0) else {
-            self.fail(at, cause);
-            return;
-        };
-        let slot = entry.take_slot(sends);
-        entry.credits -= 1;
-        entry.queue(Posted { work: Work::Bye { slot }, ..Posted::NOTHING });
-        entry.cause = Some(cause);
-        entry.state = State::Leaving { until };
-        self.queued.set(at, true);
-        self.busy.set(at, true);
-    }
-
-    /// Says what has happened, connection by connection in turn.
-    fn tell(&mut self, events: &mut Events<'_>) {
-        let mut from = self.turn;
-        let mut wrapped = false;
-        while !events.is_full() {
-            let Some(at) = self.busy.next(from).filter(|at| !wrapped || *at < self.turn) else {
-                if wrapped || self.turn == 0 {
-                    break;
-                }
-                (wrapped, from) = (true, 0);
-                continue;
-            };
-            self.tell_of(at, events);
-            from = at + 1;
-        }
-        if !self.connections.is_empty() {
-            self.turn = (self.turn + 1) % self.connections.len();
-        }
-    }
-
-    fn tell_of(&mut self, at: usize, events: &mut Events<'_>) {
-        let name = self.name(at);
-        let connection = &mut self.connections[at];
-        while !events.is_full() {
-            let Some((ended, status)) = connection.next_ended() else { break };
-            if ended.work.is_post() {
-                events.push(FabricEvent::Done { connection: name, post: ended.post, status });
-            }
-            if matches!(ended.work, Work::Bye { .. }) {
-                self.fail(at, Code::ConnectionReset);
-                return;
-            }
-        }
-        self.tell_arrived(at, events);
-        self.settle(at, events);
-    }
-
-    fn tell_arrived(&mut self, at: usize, events: &mut Events<'_>) {
-        let name = self.name(at);
-        let connection = &mut self.connections[at];
-        let Some(ready) = &connection.ready else { return };
-        while !events.is_full() {
-            let Some((slot, words)) = connection.arrived.pop() else { break };
-            let mut message = [0; MESSAGE_BYTES_MAX];
-            ready.mailbox.read(slot, &mut message[..8 + 8 * usize::from(words)]);
-            connection.spare.push(slot);
-            events.push(FabricEvent::Record {
-                connection: name,
-                record: message::decode_record(words, &message),
-            });
-        }
-    }
-
-    /// Goes on with a connection's end, and decides whether it is to be looked at again.
-    fn settle(&mut self, at: usize, events: &mut Events<'_>) {
-        let (name, now) = (self.name(at), self.now);
-        let give_back_ns = self.config.give_back_ns;
-        self.post_receives(at);
-        let connection = &mut self.connections[at];
-        match connection.state {
-            State::Open => {
-                let more = !connection.arrived.is_empty() || connection.has_ended();
-                self.busy.set(at, more);
-            }
-            State::Leaving { until } if now >= until => self.fail(at, Code::ConnectionReset),
-            State::Leaving { .. } | State::Free => {}
-            State::Failing { until, is_destroying } => {
-                let is_destroyed = connection.ready.as_ref().is_none_or(|ready| ready.pair.is_destroyed());
-                if is_destroyed {
-                    connection.give_up();
-                } else if now >= until && !connection.is_quiet() && !is_destroying {
-                    connection.destroy(now.saturating_add(give_back_ns));
-                    self.caller.call();
-                    return;
-                }
-                let all_told =
-                    connection.queue.is_empty() && connection.arrived.is_empty() && connection.flushes == 0;
-                if connection.is_quiet() && all_told && !events.is_full() {
-                    let cause = connection.cause.unwrap_or(Code::ConnectionReset);
-                    events.push(FabricEvent::Down { connection: name, cause });
-                    connection.state = State::Free;
-                    connection.retired = connection.ready.take();
-                    let rail = usize::from(connection.rail);
-                    self.rails[rail].counters.downs += 1;
-                    self.busy.set(at, false);
-                    self.queued.set(at, false);
-                }
-            }
-        }
-    }
-
-    /// Ends a connection.
-    pub(crate) fn fail(&mut self, at: usize, cause: Code) {
-        let until = self.now.saturating_add(self.config.give_back_ns);
-        if self.connections[at].fail(cause, until) {
-            self.caller.call();
-            self.busy.set(at, true);
-            self.queued.set(at, false);
-        }
-    }
-
     /// Takes completions off all rails, a bounded number.
     pub(crate) fn take_completions(&mut self) {
         for rail in 0..self.rails.len() {
@@ -494,141 +335,5 @@ impl VerbsFabric {
                 }
             }
         }
-    }
-}
-
-impl Fabric for VerbsFabric {
-    fn capabilities(&self, connection: ConnectionIndex) -> Capabilities {
-        let ready = self.index(connection).and_then(|at| self.connections[at].ready.as_ref());
-        let write_bytes_max = self.config.write_bytes_max;
-        Capabilities {
-            write_bytes_max: ready
-                .map_or(write_bytes_max, |ready| write_bytes_max.min(ready.message_bytes_max)),
-            posts_max: self.sizes.posts_max,
-            records_max: self.sizes.records_max,
-            flush_needed: self.config.flush_needed,
-            reads: ready.is_some_and(|ready| ready.facts.reads_made > 0),
-            acknowledged: ready.is_some_and(|ready| ready.facts.reads_made > 0),
-            windows: false,
-        }
-    }
-
-    fn send(&mut self, connection: ConnectionIndex, record: &RawRecord) -> Result<(), PostError> {
-        let records_max = self.sizes.records_max;
-        let at = self.open(connection)?;
-        let entry = &mut self.connections[at];
-        // The last one is for giving receives back.
-        if entry.records == records_max || entry.credits < 2 {
-            return Err(PostError::Full);
-        }
-        let Some(sends) = entry.ready.as_ref().map(|ready| ready.mailbox.sends()) else {
-            return Err(PostError::Down);
-        };
-        let slot = entry.take_slot(sends);
-        let mut message = [0; MESSAGE_BYTES_MAX];
-        let words = message::encode_record(record, &mut message);
-        let bytes = 8 + 8 * usize::from(words);
-        if let Some(ready) = &entry.ready {
-            ready.mailbox.write(slot, &message[..bytes]);
-        }
-        entry.credits -= 1;
-        entry.queue(Posted { work: Work::Record { slot, words }, ..Posted::NOTHING });
-        self.queued.set(at, true);
-        Ok(())
-    }
-
-    fn write(&mut self, connection: ConnectionIndex, write: &Write) -> Result<(), PostError> {
-        let at = self.open(connection)?;
-        let entry = &self.connections[at];
-        if entry.posts == self.sizes.posts_max {
-            return Err(PostError::Full);
-        }
-        let (rail, bytes) = (usize::from(entry.rail), write.bytes);
-        let inline_bytes = entry.ready.as_ref().map_or(0, |ready| ready.facts.inline_bytes);
-        let local = self.regions.resolve(write.from, bytes, rail).ok_or(Code::RegionLost);
-        let remote = self.remotes.resolve(entry.peer, &entry.arena, write.to, Want::write(bytes, rail));
-        let addresses = local.and_then(|(local, is_readable)| {
-            Ok((local, remote.ok_or(Code::RemoteRefused)?, is_readable && bytes <= inline_bytes))
-        });
-        self.queue_post(at, Work::Write, write.post, bytes, addresses);
-        Ok(())
-    }
-
-    fn read(&mut self, connection: ConnectionIndex, read: &Read) -> Result<(), PostError> {
-        let at = self.open(connection)?;
-        let entry = &self.connections[at];
-        if entry.posts == self.sizes.posts_max {
-            return Err(PostError::Full);
-        }
-        let (rail, bytes) = (usize::from(entry.rail), read.bytes);
-        let local = self.regions.resolve(read.into, bytes, rail).ok_or(Code::RegionLost);
-        let remote = self.remotes.resolve(entry.peer, &entry.arena, read.from, Want::read(bytes, rail));
-        let addresses = local.and_then(|(local, _)| Ok((local, remote.ok_or(Code::RemoteRefused)?, false)));
-        self.queue_post(at, Work::Read, read.post, bytes, addresses);
-        Ok(())
-    }
-
-    fn flush(&mut self, connection: ConnectionIndex, post: PostId) -> Result<(), PostError> {
-        let at = self.open(connection)?;
-        let entry = &mut self.connections[at];
-        let rail = &mut self.rails[usize::from(entry.rail)];
-        if entry.posts.saturating_add(entry.flushes) >= self.sizes.posts_max
-            || !rail.flushes.request(at, post)
-        {
-            return Err(PostError::Full);
-        }
-        entry.flushes += 1;
-        Ok(())
-    }
-
-    fn confirm(
-        &mut self,
-        connection: ConnectionIndex,
-        at: RemotePlace,
-        post: PostId,
-    ) -> Result<(), PostError> {
-        let index = self.open(connection)?;
-        let entry = &self.connections[index];
-        if entry.posts == self.sizes.posts_max {
-            return Err(PostError::Full);
-        }
-        let rail = usize::from(entry.rail);
-        let scratch = entry.ready.as_ref().map(|ready| Address {
-            address: ready.mailbox.scratch_address(),
-            key: ready.mailbox.local_key(),
-        });
-        let remote = self.remotes.resolve(entry.peer, &entry.arena, at, Want::confirm(rail));
-        let addresses = scratch
-            .ok_or(Code::ConnectionReset)
-            .and_then(|local| Ok((local, remote.ok_or(Code::RemoteRefused)?, false)));
-        self.queue_post(index, Work::Confirm, post, 1, addresses);
-        Ok(())
-    }
-
-    fn open_window(&mut self, _: ConnectionIndex, _: u16, _: Place, _: u64) {}
-
-    fn close_window(&mut self, _: ConnectionIndex, _: u16) {}
-
-    fn close(&mut self, connection: ConnectionIndex) {
-        if let Ok(at) = self.open(connection) {
-            self.leave(at, Code::ConnectionReset);
-        }
-    }
-
-    fn kick(&mut self, now: Nanos) {
-        self.now = now;
-        self.post_queued();
-        for rail in &mut self.rails {
-            rail.flushes.post(&mut rail.counters);
-        }
-    }
-
-    fn poll(&mut self, now: Nanos, events: &mut [FabricEvent]) -> usize {
-        self.now = now;
-        self.take_completions();
-        let mut events = Events { slice: events, count: 0 };
-        self.tell_flushed(&mut events);
-        self.tell(&mut events);
-        events.count
     }
 }

@@ -40,11 +40,13 @@ mod mailbox;
 mod memory;
 mod message;
 mod nic;
+mod port;
 mod post;
 mod queue_pair;
 mod rail;
 mod ring;
 mod tables;
+mod tell;
 
 pub use cache::{CacheCounters, CacheKey, Lease, PinBudget, Pinned, RegistrationCache};
 pub use closer::Closer;

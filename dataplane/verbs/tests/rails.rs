@@ -31,15 +31,15 @@ impl Node {
             .into_iter()
             .map(|device| {
                 let config = NicConfig { device: device.into(), ..NicConfig::default() };
-                let nic = Nic::open(stand_in::library(), config).unwrap();
-                Rail::new(&nic, closer, 4, ConnectionSizes::default()).unwrap()
+                let nic = Nic::open(stand_in::library(), config).expect("made");
+                Rail::new(&nic, closer, 4, ConnectionSizes::default()).expect("made")
             })
             .collect();
-        let memory = Mapping::anonymous(BYTES).unwrap().span();
+        let memory = Mapping::anonymous(BYTES).expect("made").span();
         let access = MemoryAccess { remote_write: true, remote_read: true, ..MemoryAccess::default() };
         let registrations: Vec<Arc<MemoryRegion>> = rails
             .iter()
-            .map(|rail| MemoryRegion::register(rail.nic().domain(), &memory, access).unwrap())
+            .map(|rail| MemoryRegion::register(rail.nic().domain(), &memory, access).expect("made"))
             .collect();
         let config = VerbsConfig { connections: 4, regions: 4, peers: 1, ..VerbsConfig::default() };
         let mut fabric = VerbsFabric::new(config, &rails);
@@ -57,18 +57,18 @@ impl Node {
 
 /// Two nodes with a connection over each rail.
 fn connected() -> (Node, Node, Arc<Closer>) {
-    let closer = Closer::start().unwrap();
+    let closer = Closer::start().expect("made");
     let (mut near, mut far) = (Node::new(&closer), Node::new(&closer));
     for rail in 0..2 {
         let connection = ConnectionIndex(rail);
-        let one = near.rails[usize::from(rail)].prepare(connection).unwrap();
-        let other = far.rails[usize::from(rail)].prepare(connection).unwrap();
+        let one = near.rails[usize::from(rail)].prepare(connection).expect("made");
+        let other = far.rails[usize::from(rail)].prepare(connection).expect("made");
         let (its, ours) = (other.info(), one.info());
-        let rail = u8::try_from(rail).unwrap();
+        let rail = u8::try_from(rail).expect("made");
         let info = |arena| AttachInfo { peer: 0, rail, arena };
         let (near_arena, far_arena) = (near.arena(), far.arena());
-        near.fabric.attach(one.connect(&its).unwrap(), info(far_arena)).unwrap();
-        far.fabric.attach(other.connect(&ours).unwrap(), info(near_arena)).unwrap();
+        near.fabric.attach(one.connect(&its).expect("made"), info(far_arena)).expect("made");
+        far.fabric.attach(other.connect(&ours).expect("made"), info(near_arena)).expect("made");
     }
     (near, far, closer)
 }
@@ -81,7 +81,7 @@ fn write(fabric: &mut VerbsFabric, rail: u16, post: u32, offset: u64, bytes: u32
         slot: 0,
         post: PostId(post),
     };
-    fabric.write(ConnectionIndex(rail), &write).unwrap();
+    fabric.write(ConnectionIndex(rail), &write).expect("made");
 }
 
 fn until_ended(near: &mut Node, far: &mut Node, count: usize) -> Vec<FabricEvent> {
