@@ -24,7 +24,7 @@ use crate::gid::Gid;
 pub struct Patience {
     /// Time until an unanswered packet is sent again: 4.096 us x 2^this. 14 is 67 ms.
     pub timeout: u8,
-    /// How often it is sent again, at most 7.
+    /// How often it is sent again, at most 6: the soft devices of Linux take 7 for "for ever".
     pub retries: u8,
     /// How often a peer without a posted receive is asked again, at most 6: 7 would be for ever, and a peer that hangs
     /// would hang us. Receives are posted ahead, so a single one is already a bug.
@@ -35,7 +35,7 @@ pub struct Patience {
 
 impl Default for Patience {
     fn default() -> Self {
-        Self { timeout: 14, retries: 7, receiver_retries: 6, receiver_timer: 12 }
+        Self { timeout: 14, retries: 6, receiver_retries: 6, receiver_timer: 12 }
     }
 }
 
@@ -183,7 +183,7 @@ impl QueuePair {
         let mut attr = ibv_qp_attr {
             qp_state: IBV_QPS_RTS,
             timeout: path.patience.timeout,
-            retry_cnt: path.patience.retries.min(7),
+            retry_cnt: path.patience.retries.min(6),
             rnr_retry: path.patience.receiver_retries.min(6),
             sq_psn: path.psn,
             max_rd_atomic: path.reads_made,

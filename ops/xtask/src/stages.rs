@@ -183,6 +183,7 @@ pub(crate) const STAGES: &[Stage] = &[
             "--",
             "railhead-system/guest_wire",
             "railhead-verbs/guest",
+            "railhead-verbs/guest_links",
         ])],
     ),
     system(

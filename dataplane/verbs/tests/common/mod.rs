@@ -62,6 +62,17 @@ pub(crate) struct Node {
     memories: Vec<Option<Memory>>,
 }
 
+impl Node {
+    /// Waits until the port carries traffic again.
+    pub(crate) fn nic_comes_back(&self) {
+        let start = Instant::now();
+        while let Err(error) = self.nic.refresh() {
+            assert!(start.elapsed() < Duration::from_secs(10), "{error}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
 struct Memory {
     span: OwnedSpan,
     _registration: Option<Arc<MemoryRegion>>,
@@ -288,6 +299,19 @@ impl Harness {
         let write = Write { from, bytes, to: Self::place(offset), slot: 0, post: PostId(post) };
         let near = self.near();
         self.fabric(End::Initiator).write(near, &write)
+    }
+
+    /// Writes the first bytes of the source to some offset.
+    pub(crate) fn write_from_start(&mut self, post: u32, offset: u64, bytes: u32) -> Result<(), PostError> {
+        let from = Place { region: SOURCE, offset: 0 };
+        let write = Write { from, bytes, to: Self::place(offset), slot: 0, post: PostId(post) };
+        let near = self.near();
+        self.fabric(End::Initiator).write(near, &write)
+    }
+
+    /// The key that peers name a target's region by.
+    pub(crate) fn remote_key(&self, region: RegionIndex) -> u32 {
+        self.nodes[1].memories[region.0 as usize].as_ref().expect("an installed region").remote.keys[0]
     }
 
     pub(crate) fn read(&mut self, post: u32, offset: u64, bytes: u32) -> Result<(), PostError> {
