@@ -106,6 +106,7 @@ fn install(engine: &mut Engine<'static, LocalFabric, HostCopier, Words>, setting
             role: if connection % 2 == 0 { Role::Initiator } else { Role::Target },
             peer: 0,
             class: u8::try_from(connection / 2).expect("small"),
+            serves: false,
             slots: SLOTS_MAX,
             small_bytes: POOL.small_bytes,
             large_bytes: POOL.large_bytes,
@@ -122,16 +123,21 @@ fn install(engine: &mut Engine<'static, LocalFabric, HostCopier, Words>, setting
         flush: false,
         direct_possible: true,
         peers: 1,
+        readers: 1,
     };
     assert!(engine.install_region(RegionIndex(1), region));
     let remote = RemoteInfo {
         generation: 3,
         session: 0,
         peer: 0,
+        access: 3,
         connections: [ConnectionIndex(0), ConnectionIndex(2)],
+        readers: [ConnectionIndex(0), ConnectionIndex(2)],
+        one_sided: true,
         key: Key { index: 1, epoch: 7 },
         bytes: 2 * REGION_BYTES,
         plan,
+        read_plan: plan,
     };
     assert!(engine.install_remote(2, remote));
 }

@@ -76,6 +76,8 @@ codes! {
     NotificationRefused = 112, "notification_refused", "the target session cannot take this notification", "use a signal or event index that the target session has";
     Interrupted = 113, "interrupted", "the path to the peer ended while its memory was read; nothing lands any more, and the destination range is undefined", "retry";
 
+    Revoked = 114, "revoked", "the owner withdrew the remote region while it was written; nothing lands any more", "have its owner register it again, then open it again";
+
     // Settings.
     SettingUnknown = 200, "setting_unknown", "no setting has this name", "see configs/README.md or GET /v1/settings for the names";
     SettingType = 201, "setting_type", "the value has the wrong type", "use the type shown for the setting";
@@ -132,6 +134,9 @@ codes! {
     DataplaneAbsent = 509, "dataplane_absent", "the dataplane cannot be reached", "start railhead-dataplane, or correct the admin socket's path";
     CoresShort = 510, "cores_short", "there are too few cores", "give the dataplane more cores, or fewer lanes";
 
+    RdmaAbsent = 511, "rdma_absent", "this node has no RDMA NIC that can be used", "install libibverbs1 and ibverbs-providers, bring the NIC's link up, allow /dev/infiniband; or set rdma.use";
+    RdmaRefused = 512, "rdma_refused", "a queue pair could not be made or connected", "see the events of both nodes";
+
     // REST.
     RequestMalformed = 600, "request_malformed", "the request's body or query is not valid", "correct the part named";
     NotFound = 601, "not_found", "there is no such resource", "see the list of routes in the README";
@@ -145,6 +150,12 @@ impl Code {
     #[must_use]
     pub const fn number(self) -> u16 {
         self as u16
+    }
+
+    /// Whether the initiator gave up on a transfer for this: had the target delivered it by then, it is a success.
+    #[must_use]
+    pub const fn is_given_up(self) -> bool {
+        matches!(self, Code::DeadlineExceeded | Code::Revoked)
     }
 
     /// Whether the same submission may succeed if it is simply made again.

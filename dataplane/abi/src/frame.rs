@@ -233,6 +233,8 @@ words! {
         features: u64 = 10, 0;
         /// Slots that each data connection has.
         slots: u16 = 11, 0;
+        /// RDMA rails that every lane of this node has; 0 means that it is reached over TCP.
+        rails: u16 = 11, 16;
         /// Bytes of a small block.
         small_bytes: u32 = 11, 32;
         /// Bytes of a large block.
@@ -258,7 +260,7 @@ words! {
 
 words! {
     /// Node to node: the region is yours to use.
-    pub struct NodeOpened: 10 {
+    pub struct NodeOpened: 12 {
         /// Of the request.
         cookie: u64 = 0, 0;
         /// A [`Code`] number; 0 is success.
@@ -279,6 +281,40 @@ words! {
         direct_from_bytes: u64 = 5, 0;
         /// Generation of this plan.
         plan_generation: u64 = 6, 0;
+        /// RDMA: address of the first byte.
+        address: u64 = 7, 0;
+        /// RDMA: the memory key at each rail, two a word, low half first; 0 where it is not registered.
+        keys: [u64; 2] = 8, 0;
+        /// RDMA: [`ACCESS_READ`] | [`ACCESS_WRITE`], what the keys permit.
+        access: u32 = 10, 0;
+    }
+}
+
+words! {
+    /// Node to node: one end of an RDMA connection. The initiator offers its end, the target answers with its own.
+    pub struct NodeEndpoint: 16 {
+        /// Of the initiator; given back in the answer.
+        cookie: u64 = 0, 0;
+        /// Initiator's lane.
+        lane: u32 = 1, 0;
+        /// Target's lane.
+        target_lane: u32 = 1, 32;
+        /// Class.
+        class: u8 = 2, 0;
+        /// Which rail of both nodes.
+        rail: u8 = 2, 8;
+        /// Answer: a [`Code`] number; 0 is success.
+        status: u16 = 2, 16;
+        /// The queue pair: number, packet number, addresses, MTU, depths, as the adapter packs them.
+        endpoint: [u64; 5] = 3, 0;
+        /// The lane's staging arena: address of its first byte.
+        arena_address: u64 = 8, 0;
+        /// Its bytes.
+        arena_bytes: u64 = 9, 0;
+        /// Its memory key at the rail.
+        arena_key: u32 = 10, 0;
+        /// Its epoch.
+        arena_epoch: u32 = 10, 32;
     }
 }
 
@@ -295,12 +331,25 @@ words! {
 }
 
 words! {
-    /// Node to node: the key is not used any more (from its holder), or not valid any more (from its owner).
+    /// Node to node, from a holder: one handle of this key less is open.
     pub struct NodeClose: 2 {
         /// Slot.
         index: u32 = 0, 0;
         /// Epoch.
         epoch: u32 = 0, 32;
+    }
+}
+
+words! {
+    /// Node to node, from the owner: this key ends; stop using it and say so. As the answer, from a holder: no lane of mine
+    /// uses it any more.
+    pub struct NodeRevoke: 2 {
+        /// Slot.
+        index: u32 = 0, 0;
+        /// Epoch.
+        epoch: u32 = 0, 32;
+        /// How long the owner waits for the answer.
+        limit_ms: u32 = 1, 0;
     }
 }
 
@@ -388,11 +437,14 @@ kinds! {
     NodeOpened = 203 => NodeOpened, "node to node: answer to open";
     NodePlan = 204 => NodePlan, "node to node: new receive plan";
     NodePlanned = 205 => Empty, "node to node: receive plan of this generation is in use";
-    NodeClose = 206 => NodeClose, "node to node: key given back or withdrawn";
-    NodeClosed = 207 => NodeClose, "node to node: key is not used any more";
+    NodeClose = 206 => NodeClose, "node to node: a handle is given back";
     Heartbeat = 208 => Empty, "node to node: alive";
     DataHello = 209 => DataHello, "first frame of a data connection";
     DataReady = 210 => Empty, "answer to DataHello";
+    NodeRevoke = 211 => NodeRevoke, "node to node: give this key up";
+    NodeRevoked = 212 => NodeRevoke, "node to node: the key is given up";
+    NodeOffer = 213 => NodeEndpoint, "node to node: my end of an RDMA connection";
+    NodeAnswer = 214 => NodeEndpoint, "node to node: answer to an offer, with my end";
 }
 
 fn encode_frame(version: u16, kind: u16, body: &[u64]) -> ([u8; FRAME_BYTES_MAX], usize) {

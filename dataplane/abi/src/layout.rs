@@ -65,6 +65,8 @@ fn write_frames(out: &mut impl Write) -> Result {
     write_layout::<frame::NodeOpened>(out)?;
     write_layout::<frame::NodePlan>(out)?;
     write_layout::<frame::NodeClose>(out)?;
+    write_layout::<frame::NodeRevoke>(out)?;
+    write_layout::<frame::NodeEndpoint>(out)?;
     write_layout::<frame::DataHello>(out)
 }
 

@@ -139,6 +139,9 @@ events! {
     CoresShared = 25, "cores_shared", SEVERITY_WARNING, "two lanes are pinned to one core [core, other lane]";
     CopyThreadsOff = 26, "copy_threads_off", SEVERITY_INFO, "lanes do all copies themselves: there are too few cores for copy threads [cores, cores needed]";
     CopyPinFailed = 27, "copy_pin_failed", SEVERITY_WARNING, "a copy thread could not be pinned [core, errno]";
+    RdmaAbsent = 28, "rdma_absent", SEVERITY_INFO, "there is no RDMA NIC to use: peers are reached over TCP [lane plus 1; cause]";
+    RailUp = 29, "rail_up", SEVERITY_INFO, "an RDMA NIC can be used, or its address changed [rail; device and address]";
+    RailDown = 30, "rail_down", SEVERITY_ERROR, "an RDMA NIC cannot be used [rail; cause]";
 
     SessionOpened = 40, "session_opened", SEVERITY_INFO, "a client attached [session, pid; name]";
     SessionClosed = 41, "session_closed", SEVERITY_INFO, "a client went away and all it held was given back [session, pid; name]";
@@ -150,6 +153,7 @@ events! {
     PortCorrupt = 47, "port_corrupt", SEVERITY_ERROR, "a client's ring holds impossible positions; the port is closed [session, port]";
     RegionOpened = 48, "region_opened", SEVERITY_INFO, "a remote session opened a region [peer; region]";
     GrantRefused = 49, "grant_refused", SEVERITY_WARNING, "a remote session was refused a region [peer; region]";
+    RegionDemoted = 50, "region_demoted", SEVERITY_WARNING, "a region is not registered with the NICs: its transfers are staged [bytes, bytes registered; cause]";
 
     PeerUp = 60, "peer_up", SEVERITY_INFO, "a peer is connected [incarnation; name]";
     PeerDown = 61, "peer_down", SEVERITY_ERROR, "a peer is gone [; name]";
@@ -159,6 +163,8 @@ events! {
     PlanPublished = 65, "plan_published", SEVERITY_INFO, "peers were told of a new receive plan [generation, peers pending]";
     PeerAdded = 66, "peer_added", SEVERITY_INFO, "a peer was added to this node [slot; name]";
     PeerRemoved = 67, "peer_removed", SEVERITY_INFO, "a peer was removed from this node and everything of it has ended [slot; name]";
+    PeerFenced = 68, "peer_fenced", SEVERITY_WARNING, "a peer did not give a region up in time: its connections were ended [peer; peer's name]";
+    RdmaRefused = 69, "rdma_refused", SEVERITY_ERROR, "an RDMA connection to a peer could not be made [peer, lane; cause]";
 
     RoutePressure = 80, "route_pressure", SEVERITY_WARNING, "a transfer went direct because no block was free in time [ticket, bytes]";
     RouteReplanned = 81, "route_replanned", SEVERITY_WARNING, "the peer demanded another route than its plan said [ticket, bytes]";
@@ -209,6 +215,9 @@ counters! {
     TransfersDirectDirect, "transfers_direct_direct_total", "transfers completed with both legs direct";
     Inbound, "inbound_transfers_total", "transfers delivered to this lane";
     InboundBytes, "inbound_bytes_total", "bytes of transfers delivered to this lane";
+    ReadsServed, "reads_served_total", "reads of peers that this lane served";
+    ReadBytesServed, "read_bytes_served_total", "bytes of reads of peers that this lane served";
+    ReadsFailed, "reads_failed_total", "reads of peers that this lane began to serve and that failed";
     Chunks, "chunks_total", "chunks posted";
     CopyBytes, "copy_bytes_total", "bytes moved by the copy engine on either leg";
     PostsFull, "posts_full_total", "posts that the fabric had no room for";

@@ -103,6 +103,7 @@ settings! {
     QuiesceMaxMs = 12, "quiesce_max_ms", Kind::Number { unit: "ms", min: 1, max: 60_000 }, 2000, "after the deadline, how long the peer may take to confirm that nothing lands any more";
     CoalesceBytes = 13, "coalesce_bytes", bytes(4096, 16 << 20), 256 * 1024, "the most that one gathered socket call carries";
     StagingWindowBytes = 14, "staging_window_bytes", bytes(4096, 1 << 40), 1 << 20, "the most bytes of large blocks in use at once for each connection and leg; few blocks stay in the cache";
+    RevokeMaxMs = 15, "revoke_max_ms", Kind::Number { unit: "ms", min: 1, max: 60_000 }, 5000, "how long the holders of a region that goes may take to give it up before they are fenced";
 }
 
 /// The settings that are one fixed word each, for REST, CLI and documentation.

@@ -7,10 +7,10 @@ mod session;
 mod transfer;
 
 pub use connection::{Connection, ConnectionInfo, ConnectionPhase, Role, SMALL_CREDITS_MAX};
-pub use inbound::{BlockEntry, BlockPhase, Inbound};
+pub use inbound::{BlockEntry, BlockPhase, Inbound, Reader};
 pub use region::{Region, RegionInfo, Remote, RemoteInfo};
 pub use session::{Port, PortParts, SessionParts, SessionQueue};
-pub use transfer::{ChunkEntry, ChunkPhase, GRANTS_MAX, Leg, Phase, Seal, Transfer};
+pub use transfer::{ChunkEntry, ChunkPhase, GRANTS_MAX, Kind, Leg, Phase, Seal, Transfer};
 
 /// A slot of the lane's table of ports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

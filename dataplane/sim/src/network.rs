@@ -330,15 +330,15 @@ impl Fabric for SimFabric {
     fn confirm(
         &mut self,
         connection: ConnectionIndex,
-        _at: RemotePlace,
+        at: RemotePlace,
         post: PostId,
     ) -> Result<(), PostError> {
         let mut net = self.net.borrow_mut();
         assert!(net.config.capabilities.acknowledged, "a confirm where writes are not acknowledged");
-        let at = Self::side(&net, self.lane, connection)?;
-        Self::has_post_room(&net, at)?;
-        net.links[at.0].sides[at.1].posts_open += 1;
-        net.links[at.0].push(at.1, Op::Confirm { post });
+        let end = Self::side(&net, self.lane, connection)?;
+        Self::has_post_room(&net, end)?;
+        net.links[end.0].sides[end.1].posts_open += 1;
+        net.links[end.0].push(end.1, Op::Confirm { post, at });
         Ok(())
     }
 

@@ -13,7 +13,7 @@ use railhead_core::port::{ConnectionIndex, Nanos, RegionIndex};
 use railhead_core::storage::Bounds;
 use railhead_core::{Engine, EngineConfig};
 
-use crate::{FaultSwitch, Faulty, Network, Rng, SimClock, SimCopier, SimMemory};
+use crate::{FaultSwitch, Faulty, Network, Rng, SimClock, SimCopier, SimMemory, Window};
 
 mod churn;
 mod client;
@@ -29,7 +29,7 @@ pub use config::{WorldConfig, draw_settings};
 use lane::Lane;
 use oracle::{Past, Pending};
 use registrar::{Handle, Registrar};
-use session::{Area, AreaIndex, Session};
+use session::{Area, AreaIndex, Purpose, Session};
 use tables::Tables;
 
 /// Bytes of a session's source and of its destination.
@@ -48,6 +48,8 @@ pub struct Report {
     pub outcomes: BTreeMap<&'static str, u64>,
     /// Successes by route: staged or direct send, times staged or direct receive.
     pub routes: [u64; 4],
+    /// The same of reads.
+    pub read_routes: [u64; 4],
     /// Connections made and lost.
     pub connected: u64,
     /// Ends of connections that went down.
@@ -67,6 +69,9 @@ impl Report {
         for (mine, theirs) in self.routes.iter_mut().zip(other.routes) {
             *mine += theirs;
         }
+        for (mine, theirs) in self.read_routes.iter_mut().zip(other.read_routes) {
+            *mine += theirs;
+        }
         self.connected += other.connected;
         self.downs += other.downs;
         self.steps += other.steps;
@@ -77,6 +82,12 @@ impl Report {
 /// The slot of node `other` in node `node`'s peer table; 0 is the node itself.
 fn peer_slot(node: usize, other: usize, nodes: usize) -> u32 {
     u32::try_from((other + nodes - node) % nodes).expect("few nodes")
+}
+
+/// The first of the connections that peers may open: behind those of a lane to itself, those to peers, and those on which
+/// peers serve its reads.
+const fn first_target(nodes: usize) -> usize {
+    4 + 4 * (nodes - 1)
 }
 
 #[derive(Debug)]
@@ -103,12 +114,15 @@ struct World<'s> {
     /// By cookie.
     pending: BTreeMap<u64, Pending>,
     past: BTreeMap<u64, Past>,
+    /// Sources of reads that failed: their owners may still be reading them.
+    lingering: Vec<(AreaIndex, usize, usize, Window)>,
     cookies: u64,
     /// The faults have stopped, and nothing that they began is under way.
     is_quiet: bool,
     is_traced: bool,
     outcomes: BTreeMap<&'static str, u64>,
     routes: [u64; 4],
+    read_routes: [u64; 4],
     connected: u64,
     downs: u64,
     steps: u64,
@@ -120,7 +134,7 @@ struct World<'s> {
 /// If anything is not as it must be.
 #[must_use]
 pub fn run(config: &WorldConfig, seed: u64) -> Report {
-    let connections = 4 + 2 * (config.nodes - 1) + TARGETS;
+    let connections = first_target(config.nodes) + TARGETS;
     let sessions = config.nodes * config.sessions;
     let mut tables: Vec<Tables> = (0..config.nodes * config.lanes)
         .map(|lane| {
@@ -128,8 +142,8 @@ pub fn run(config: &WorldConfig, seed: u64) -> Report {
                 transfers: config.lane_transfers,
                 chunks: config.lane_chunks,
                 connections,
-                regions: 1 + 2 * config.sessions,
-                remotes: config.sessions * sessions,
+                regions: 1 + 3 * config.sessions,
+                remotes: 2 * config.sessions * sessions,
                 sessions: config.sessions,
                 ports: config.sessions,
                 pool: config.pools[lane / config.lanes],
@@ -141,6 +155,7 @@ pub fn run(config: &WorldConfig, seed: u64) -> Report {
     Report {
         outcomes: world.outcomes,
         routes: world.routes,
+        read_routes: world.read_routes,
         connected: world.connected,
         downs: world.downs,
         steps: world.steps,
@@ -168,11 +183,13 @@ impl<'s> World<'s> {
             settings: config.settings.iter().map(|settings| vec![*settings]).collect(),
             pending: BTreeMap::new(),
             past: BTreeMap::new(),
+            lingering: Vec::new(),
             cookies: 0,
             is_quiet: false,
             is_traced: std::env::var_os("RAILHEAD_TRACE").is_some(),
             outcomes: BTreeMap::new(),
             routes: [0; 4],
+            read_routes: [0; 4],
             connected: 0,
             downs: 0,
             steps: 0,
@@ -191,7 +208,9 @@ impl<'s> World<'s> {
             for session in 0..world.sessions.len() {
                 if world.sessions[session].node == world.lanes[lane].node {
                     for target in 0..world.sessions.len() {
-                        world.install_handle(lane, world.handle_slot(session, target));
+                        for is_read in [false, true] {
+                            world.install_handle(lane, world.handle_slot(session, target, is_read));
+                        }
                     }
                 }
             }
@@ -231,7 +250,7 @@ impl<'s> World<'s> {
         };
         let engine = Engine::new(engine_config, tables.storage(), tables::observe(), fabric, copier);
         let mut lane = Lane::new((node, number), id, engine, regions, self.config.settings[node]);
-        let first = 4 + 2 * (self.config.nodes - 1);
+        let first = first_target(self.config.nodes);
         lane.free_targets = (first..first + TARGETS)
             .map(|index| ConnectionIndex(u16::try_from(index).expect("few connections")))
             .collect();
@@ -241,10 +260,10 @@ impl<'s> World<'s> {
     fn add_session(&mut self, at: usize) {
         let (node, slot) = (at / self.config.sessions, at % self.config.sessions);
         let slot = u32::try_from(slot).expect("few sessions");
-        self.sessions.push(Session::new((node, slot), 0, 0, self.config.transfers));
-        let (source, destination) = self.register_session(at);
+        self.sessions.push(Session::new((node, slot), self.config.transfers));
+        let areas = self.register_session(at);
         let session = &mut self.sessions[at];
-        (session.source, session.destination) = (source, destination);
+        session.areas = areas;
         for lane in self.lanes.iter_mut().filter(|lane| lane.node == node) {
             let parts = session.parts(self.config.event_entries);
             assert!(lane.engine.attach_session(slot, parts).is_ok());
@@ -254,20 +273,26 @@ impl<'s> World<'s> {
         }
     }
 
-    /// The slot of a session's handle to another's destination; the same on all lanes.
-    fn handle_slot(&self, session: usize, target: usize) -> u32 {
-        self.sessions[session].slot * u32::try_from(self.sessions.len()).expect("few sessions")
-            + u32::try_from(target).expect("few sessions")
+    /// The slot of a session's handle to another's destination, or to the source that it may read; the same on all lanes.
+    fn handle_slot(&self, session: usize, target: usize, is_read: bool) -> u32 {
+        let pair = self.sessions[session].slot * u32::try_from(self.sessions.len()).expect("few sessions")
+            + u32::try_from(target).expect("few sessions");
+        2 * pair + u32::from(is_read)
+    }
+
+    /// What a handle is for.
+    const fn handle_purpose(slot: u32) -> Purpose {
+        if slot % 2 == 1 { Purpose::Source } else { Purpose::Destination }
     }
 
     /// The session, by its slot on its node, that a handle belongs to.
     fn handle_owner(&self, slot: u32) -> u32 {
-        slot / u32::try_from(self.sessions.len()).expect("few sessions")
+        slot / 2 / u32::try_from(self.sessions.len()).expect("few sessions")
     }
 
-    /// The session whose destination a handle names.
+    /// The session whose region a handle names.
     fn handle_target(&self, slot: u32) -> usize {
-        slot as usize % self.sessions.len()
+        slot as usize / 2 % self.sessions.len()
     }
 
     /// Whether this world ever injects faults.
@@ -381,6 +406,7 @@ impl<'s> World<'s> {
                 && world.handles.values().all(|handle| handle.is_usable)
         });
         self.is_quiet = true;
+        self.end_lingering();
         for session in &mut self.sessions {
             session.left = QUIET_TRANSFERS;
         }

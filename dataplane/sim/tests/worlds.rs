@@ -22,6 +22,8 @@ fn part(number: u64) {
     }
     println!("{sum:#?}");
     assert!(sum.routes.iter().all(|count| *count > 100), "a route was hardly taken: {:?}", sum.routes);
+    let reads = sum.read_routes;
+    assert!(reads.iter().all(|count| *count > 100), "a route of reads was hardly taken: {reads:?}");
     for name in [
         "ok",
         "unknown",
@@ -34,6 +36,10 @@ fn part(number: u64) {
         "remote_refused",
         "direct_impossible",
         "region_lost",
+        "remote_region_lost",
+        "interrupted",
+        "access_missing",
+        "revoked",
     ] {
         assert!(sum.outcomes.contains_key(name), "no transfer ended with {name}");
     }

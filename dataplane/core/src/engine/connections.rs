@@ -3,12 +3,12 @@
 use super::Engine;
 use crate::notice::Notice;
 use crate::port::{ConnectionIndex, CopyEngine, Fabric, Nanos};
-use crate::tables::{Connection, ConnectionInfo, ConnectionPhase, Phase, Role, Seal};
+use crate::tables::{Connection, ConnectionInfo, ConnectionPhase, Kind, Phase, Role, Seal};
 use core::ops::Deref;
 use railhead_abi::Code;
 use railhead_abi::observe::{Counter, EventCode};
 use railhead_abi::record::{RECORD_WINDOW, SLOTS_MAX};
-use railhead_abi::submission::SIDE_REMOTE;
+use railhead_abi::submission::{OPERATION_READ, SIDE_REMOTE};
 use railhead_ring::Word;
 
 impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
@@ -84,9 +84,14 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
         let (peer, cause) = (self.connections[at].info.peer, self.connections[at].cause);
         self.observe.add(Counter::ConnectionsDown, 1);
         self.event(EventCode::ConnectionDown, cause, u64::from(peer), u64::from(connection.0), now);
-        match self.connections[at].info.role {
-            Role::Initiator => self.end_transfers(connection, now),
-            Role::Target => self.end_inbound(connection),
+        let ConnectionInfo { role, serves, .. } = self.connections[at].info;
+        if role == Role::Target {
+            self.end_inbound(connection);
+        } else if serves {
+            self.end_requests(connection);
+        }
+        if role == Role::Initiator || serves {
+            self.end_transfers(connection, now);
         }
         self.connections_unsettled = true;
         self.progress();
@@ -111,9 +116,18 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
             let is_quiet = transfer.chunks_open == 0
                 && self.is_sure(&transfer)
                 && (transfer.seal == Seal::Done || transfer.status == Code::RemoteRefused);
+            let is_held = transfer.into.is_some() && self.is_used(ConnectionIndex(connection.0 ^ 1));
             let transfer = &mut self.transfers[index as usize];
             transfer.phase = Phase::Dead;
-            if transfer.touched && !transfer.acked && !is_quiet {
+            let is_open = transfer.touched && !transfer.acked;
+            let is_read = transfer.submission.operation == OPERATION_READ && transfer.kind != Kind::Serve;
+            if is_open && is_read {
+                // All that could still have landed here has ended: what is left in doubt is nothing.
+                if transfer.status == Code::Ok {
+                    transfer.status = Code::Interrupted;
+                    transfer.side = SIDE_REMOTE;
+                }
+            } else if is_open && !is_quiet {
                 transfer.status = Code::Unknown;
                 transfer.side = SIDE_REMOTE;
             } else if transfer.status == Code::Ok && !transfer.acked {
@@ -121,12 +135,32 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
                 transfer.side = SIDE_REMOTE;
             }
             // Held until the chunks below have ended, so that the transfer completes once, there or here.
-            transfer.chunks_open += 1;
+            transfer.chunks_open += 1 + u16::from(is_held);
+            transfer.is_held = is_held;
         }
         self.drop_ready(connection, now);
         for index in 0..super::to_u32(self.transfers.len()) {
             let transfer = &mut self.transfers[index as usize];
             if transfer.connection == connection && transfer.phase == Phase::Dead {
+                transfer.chunks_open -= 1;
+                self.settle(index, now);
+            }
+        }
+    }
+
+    fn is_used(&self, connection: ConnectionIndex) -> bool {
+        use ConnectionPhase::{Closing, Draining, Up};
+        let entry = self.connections.get(usize::from(connection.0));
+        entry.is_some_and(|entry| matches!(entry.phase, Up | Closing | Draining))
+    }
+
+    /// Nothing comes in on this connection of the lane to itself any more: reads whose own end is down may end.
+    fn release_own_reads(&mut self, connection: ConnectionIndex, now: Nanos) {
+        let own = ConnectionIndex(connection.0 ^ 1);
+        for index in 0..super::to_u32(self.transfers.len()) {
+            let transfer = &mut self.transfers[index as usize];
+            if transfer.phase == Phase::Dead && transfer.connection == own && transfer.is_held {
+                transfer.is_held = false;
                 transfer.chunks_open -= 1;
                 self.settle(index, now);
             }
@@ -150,7 +184,7 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
                 ConnectionPhase::Draining
                     if self.connections_unsettled && entry.dead == 0 && entry.inbound_open == 0 =>
                 {
-                    self.free_connection(connection);
+                    self.free_connection(connection, now);
                 }
                 _ => {}
             }
@@ -161,12 +195,15 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
         }
     }
 
-    fn free_connection(&mut self, connection: ConnectionIndex) {
+    fn free_connection(&mut self, connection: ConnectionIndex, now: Nanos) {
         let at = usize::from(connection.0);
         let entry = &self.connections[at];
         let (info, cause, transfers) = (entry.info, entry.cause, entry.transfers);
         if info.role == Role::Target {
             self.reset_inbound(connection);
+            if info.peer == super::PEER_SELF {
+                self.release_own_reads(connection, now);
+            }
         }
         self.connections[at] = Connection { info, transfers, ..Connection::FREE };
         self.connections_used[at / 64] &= !(1 << (at % 64));

@@ -2,11 +2,11 @@
 
 use super::{Engine, TIMERS_PER_TURN};
 use crate::port::{CopyEngine, Fabric, Nanos};
-use crate::tables::{ConnectionPhase, Leg, Phase, Seal, Transfer};
+use crate::tables::{ConnectionPhase, Kind, Leg, Phase, Seal, Transfer};
 use core::ops::Deref;
 use railhead_abi::observe::{Counter, EventCode, Flight};
 use railhead_abi::record::{Plain, Record};
-use railhead_abi::submission::{Completion, LEG_DIRECT, LEG_STAGED, SIDE_REMOTE};
+use railhead_abi::submission::{Completion, LEG_DIRECT, LEG_STAGED, SIDE_LOCAL, SIDE_REMOTE};
 use railhead_abi::{Code, Reason};
 use railhead_ring::Word;
 
@@ -17,7 +17,7 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
         // A transfer past its deadline is a success if the target had delivered it; not from a source that was lost.
         let may_succeed = (transfer.acked && transfer.status == Code::Ok)
             || (matches!(transfer.phase, Phase::Stopping | Phase::AwaitCancelled)
-                && transfer.status == Code::DeadlineExceeded);
+                && transfer.status.is_given_up());
         let is_of_a_post = matches!(
             status,
             Code::RegionLost | Code::DeviceError | Code::RemoteRefused | Code::RemoteRegionLost
@@ -27,6 +27,10 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
             transfer.side = side;
         }
         if !matches!(transfer.phase, Phase::Running | Phase::AwaitAck | Phase::AwaitDone) || transfer.acked {
+            return;
+        }
+        if transfer.kind == Kind::Serve && transfer.phase == Phase::AwaitAck {
+            // After FIN it is in the reader's hands.
             return;
         }
         let was_running = transfer.phase == Phase::Running;
@@ -50,6 +54,17 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
         }
     }
 
+    /// Stops all transfers of a remote handle, whose owner wants it back: they end with `cause`, or with success if they had
+    /// been delivered by then.
+    pub fn stop_remote(&mut self, remote: u32, cause: Code, now: Nanos) {
+        for index in 0..super::to_u32(self.transfers.len()) {
+            let transfer = &self.transfers[index as usize];
+            if transfer.phase != Phase::Free && transfer.remote == remote {
+                self.stop(index, cause, SIDE_REMOTE, now);
+            }
+        }
+    }
+
     /// Moves transfers that stop towards their end.
     pub(super) fn push_stopping(&mut self, now: Nanos) {
         let mut budget = self.transfers_stopping.count().min(TIMERS_PER_TURN);
@@ -68,9 +83,14 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
                 }
                 continue;
             }
-            if transfer.chunks_open == 0 && transfer.seal != Seal::Posted {
-                let cancel = Plain { slot: transfer.slot, sequence: transfer.sequence, ..Plain::default() };
-                if self.send_record(transfer.connection, &Record::Cancel(cancel)) {
+            // What the peer writes for a read of ours it may go on with until it has heard.
+            let is_ask = transfer.kind == Kind::Ask;
+            if is_ask || (transfer.chunks_open == 0 && transfer.seal != Seal::Posted) {
+                let status = if transfer.kind == Kind::Serve { transfer.status.number() } else { 0 };
+                let (slot, sequence) = (transfer.slot, transfer.sequence);
+                let plain = Plain { slot, status, sequence, ..Plain::default() };
+                let cancel = if is_ask { Record::ReadCancel(plain) } else { Record::Cancel(plain) };
+                if self.send_record(transfer.connection, &cancel) {
                     self.transfers[index as usize].phase = Phase::AwaitCancelled;
                     self.progress();
                     continue;
@@ -99,6 +119,23 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
     pub(super) fn complete(&mut self, index: u32, now: Nanos) {
         let transfer = self.transfers[index as usize];
         debug_assert!(transfer.chunks_open == 0 && transfer.phase != Phase::Free);
+        if transfer.kind == Kind::Serve {
+            self.complete_serve(index);
+            return;
+        }
+        if let Some(into) = transfer.into {
+            self.forget_own_read(&transfer);
+            self.release_region(into.0);
+            // It went the other way round.
+            let (status, side) = match transfer.status {
+                Code::RegionLost => (Code::RemoteRegionLost, SIDE_REMOTE),
+                Code::RemoteRegionLost => (Code::RegionLost, SIDE_LOCAL),
+                status => (status, transfer.side),
+            };
+            self.transfers[index as usize].status = status;
+            self.transfers[index as usize].side = side;
+        }
+        let transfer = self.transfers[index as usize];
         let at = usize::from(transfer.connection.0);
         if Self::has_slot(&transfer) && self.connections[at].phase == ConnectionPhase::Up {
             self.connections[at].put_slot(transfer.slot);
@@ -244,12 +281,16 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
         }
     }
 
+    /// Whether a transfer past its deadline needs no stopping, only time for what is under way.
+    const fn may_be_overdue(&self, index: u32) -> bool {
+        let transfer = &self.transfers[index as usize];
+        transfer.acked || matches!(transfer.kind, Kind::Serve)
+    }
+
     fn timer_due(&mut self, index: u32, now: Nanos) {
         match self.transfers[index as usize].phase {
-            Phase::AwaitAck
-                if self.transfers[index as usize].acked && !self.transfers[index as usize].is_overdue =>
-            {
-                // Delivered in time; only the end of our own posts is still to come.
+            Phase::AwaitAck if self.may_be_overdue(index) && !self.transfers[index as usize].is_overdue => {
+                // Delivered in time, or told all; only the end of our own posts is still to come.
                 let until = now.saturating_add(self.active.quiesce_max);
                 let transfer = &mut self.transfers[index as usize];
                 transfer.is_overdue = true;

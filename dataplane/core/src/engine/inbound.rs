@@ -3,14 +3,14 @@
 use super::intake::within;
 use super::{Engine, POST_BLOCK_COPY, POST_FLUSH, to_u32};
 use crate::pool::Quota;
-use crate::port::{ConnectionIndex, Copy, CopyEngine, Fabric, Nanos, Place, PostId, RegionIndex};
-use crate::tables::{BlockEntry, BlockPhase, ConnectionPhase, Inbound, RegionInfo, Role};
+use crate::port::{ConnectionIndex, Copy, CopyEngine, Fabric, Key, Nanos, Place, PostId, RegionIndex};
+use crate::tables::{BlockEntry, BlockPhase, ConnectionPhase, Inbound, Phase, RegionInfo, Role};
 use core::ops::Deref;
 use railhead_abi::Code;
 use railhead_abi::frame::ACCESS_WRITE;
 use railhead_abi::observe::Counter;
 use railhead_abi::record::{Ack, Chunk, Fin, Plain, Record, SLOT_NONE, SLOTS_MAX};
-use railhead_abi::submission::{LEG_DIRECT, NOTIFY_EVENT, NOTIFY_SIGNAL, SessionEvent};
+use railhead_abi::submission::{LEG_DIRECT, NOTIFY_EVENT, NOTIFY_NONE, NOTIFY_SIGNAL, SessionEvent};
 use railhead_ring::Word;
 
 /// What became of an answer.
@@ -21,7 +21,7 @@ enum Answer {
 }
 
 impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
-    const fn inbound_index(connection: ConnectionIndex, slot: u16) -> u32 {
+    pub(super) const fn inbound_index(connection: ConnectionIndex, slot: u16) -> u32 {
         to_u32(connection.0 as usize * SLOTS_MAX as usize + slot as usize)
     }
 
@@ -41,8 +41,14 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
             return None;
         }
         let index = Self::inbound_index(connection, slot);
-        if !self.inbound[index as usize].is_active {
-            self.inbound[index as usize] = Inbound { is_active: true, since: now, ..Inbound::IDLE };
+        let inbound = &mut self.inbound[index as usize];
+        if !inbound.is_active {
+            if self.connections[usize::from(connection.0)].info.serves {
+                // Nobody asked for it.
+                return None;
+            }
+            let reader = inbound.reader;
+            *inbound = Inbound { is_active: true, since: now, reader, ..Inbound::IDLE };
             self.connections[usize::from(connection.0)].inbound += 1;
         }
         Some(index)
@@ -65,6 +71,30 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
         (may && within(offset, bytes, info.bytes)).then_some((region, info))
     }
 
+    /// The region that what comes in under an entry may be put to: the peer's choice where it has the right, or exactly
+    /// what a read of ours asked for.
+    fn destination(
+        &self,
+        index: u32,
+        key: Key,
+        offset: u64,
+        bytes: u64,
+    ) -> Option<(RegionIndex, RegionInfo)> {
+        let (connection, _) = Self::inbound_owner(index);
+        let Some(reader) = self.inbound[index as usize].reader else {
+            return self.writable(connection, key.index, key.epoch, offset, bytes);
+        };
+        let transfer = self.transfers.get(reader.transfer as usize)?;
+        if transfer.generation != reader.generation || transfer.phase == Phase::Free {
+            return None;
+        }
+        let (region, epoch, first, length) = Self::read_into(transfer);
+        let inside = offset >= first && within(offset - first, bytes, length);
+        // The read holds the region, even if it is to go.
+        let info = self.regions[region.0 as usize].info.filter(|info| info.generation == epoch)?;
+        (inside && key == Key { index: region.0, epoch }).then_some((region, info))
+    }
+
     /// CHUNK: the block was written; its copy home begins.
     pub(super) fn chunk_arrived(&mut self, connection: ConnectionIndex, chunk: &Chunk, now: Nanos) -> bool {
         let Some(index) = self.touch_inbound(connection, chunk.slot, now) else { return false };
@@ -83,13 +113,8 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
         } else {
             inbound.grants_open -= 1;
         }
-        let target = self.writable(
-            connection,
-            chunk.region_index,
-            chunk.region_epoch,
-            chunk.offset,
-            u64::from(chunk.bytes),
-        );
+        let key = Key { index: chunk.region_index, epoch: chunk.region_epoch };
+        let target = self.destination(index, key, chunk.offset, u64::from(chunk.bytes));
         let Some((region, _)) = target else {
             self.fail_inbound(index, Code::RemoteRefused);
             self.home(block);
@@ -97,6 +122,7 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
         };
         self.regions[region.0 as usize].uses += 1;
         self.inbound[index as usize].copies += 1;
+        self.hold_reader(index);
         self.connections[usize::from(connection.0)].inbound_open += 1;
         self.blocks[block as usize] = BlockEntry {
             phase: BlockPhase::Waiting,
@@ -146,7 +172,7 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
     }
 
     /// A copy home ended: the block is free again.
-    pub(super) fn block_copied(&mut self, block: u32, status: Code, _now: Nanos) {
+    pub(super) fn block_copied(&mut self, block: u32, status: Code, now: Nanos) {
         let entry = self.blocks[block as usize];
         debug_assert!(entry.phase == BlockPhase::Copying);
         self.home(block);
@@ -156,6 +182,7 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
         let index = Self::inbound_index(entry.connection, entry.slot);
         let inbound = &mut self.inbound[index as usize];
         inbound.copies -= 1;
+        let reader = inbound.reader;
         if status != Code::Ok {
             let status = if status == Code::RegionLost { Code::RemoteRegionLost } else { Code::DeviceError };
             self.fail_inbound(index, status);
@@ -165,6 +192,7 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
         } else {
             self.connections_unsettled = true;
         }
+        self.release_reader(reader, now);
     }
 
     /// Queues the answer if everything that it waits for has ended.
@@ -181,12 +209,16 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
     pub(super) fn fin_arrived(&mut self, connection: ConnectionIndex, fin: &Fin, now: Nanos) -> bool {
         let Some(index) = self.touch_inbound(connection, fin.slot, now) else { return false };
         // Transfers of this version use one connection, so no PART is to come.
-        if fin.parts != 0 || fin.notify > NOTIFY_EVENT || self.inbound[index as usize].fin.is_some() {
+        let serves = self.connections[usize::from(connection.0)].info.serves;
+        let is_sound = fin.parts == 0 && fin.notify <= NOTIFY_EVENT && (fin.notify == NOTIFY_NONE || !serves);
+        let is_sound = is_sound && self.is_of_reader(index, fin.sequence);
+        if !is_sound || self.inbound[index as usize].fin.is_some() {
             return false;
         }
         self.inbound[index as usize].fin = Some(*fin);
         self.reclaim(connection, fin.slot);
-        if self.writable(connection, fin.region_index, fin.region_epoch, fin.offset, fin.bytes).is_none() {
+        let key = Key { index: fin.region_index, epoch: fin.region_epoch };
+        if self.destination(index, key, fin.offset, fin.bytes).is_none() {
             self.fail_inbound(index, Code::RemoteRefused);
         }
         self.answer_later(index);
@@ -196,10 +228,11 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
     /// CANCEL: nothing more comes; what came is brought to an end first.
     pub(super) fn cancel_arrived(&mut self, connection: ConnectionIndex, plain: &Plain, now: Nanos) -> bool {
         let Some(index) = self.touch_inbound(connection, plain.slot, now) else { return false };
-        if self.inbound[index as usize].is_cancelled {
+        if self.inbound[index as usize].is_cancelled || !self.is_of_reader(index, plain.sequence) {
             return false;
         }
         self.inbound[index as usize].is_cancelled = true;
+        self.inbound[index as usize].cancel_status = plain.status;
         if self.inbound[index as usize].fin.is_none() {
             // Only the sequence of the answer is taken from it.
             self.inbound[index as usize].fin =
@@ -247,8 +280,9 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
             match self.answer(index, now) {
                 Answer::Sent => {
                     let (connection, _) = Self::inbound_owner(index);
-                    self.inbound[index as usize] = Inbound::IDLE;
+                    let inbound = core::mem::replace(&mut self.inbound[index as usize], Inbound::IDLE);
                     self.connections[usize::from(connection.0)].inbound -= 1;
+                    self.finish_ask(connection, &inbound, now);
                     self.progress();
                 }
                 Answer::Waits => self.answers.push_back(self.answer_links, index),
@@ -279,7 +313,8 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
         }
         if inbound.status == Code::Ok && !inbound.is_delivered {
             // Looked up again: the region may have gone since FIN came.
-            let target = self.writable(connection, fin.region_index, fin.region_epoch, fin.offset, fin.bytes);
+            let key = Key { index: fin.region_index, epoch: fin.region_epoch };
+            let target = self.destination(index, key, fin.offset, fin.bytes);
             let Some((region, info)) = target else {
                 self.fail_inbound(index, Code::RemoteRefused);
                 self.progress();

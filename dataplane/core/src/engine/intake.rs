@@ -1,17 +1,17 @@
 //! Intake: submissions become transfers, or completions that say why not.
 
-use super::{Engine, INTAKE_PER_TURN, route, to_u32};
+use super::{Engine, INTAKE_PER_TURN, to_u32};
 use crate::port::{CopyEngine, Fabric, Nanos, RegionIndex};
 use crate::tables::{ConnectionPhase, Phase, PortIndex, RemoteInfo, SessionQueue, Transfer};
 use core::ops::Deref;
 use railhead_abi::Code;
-use railhead_abi::frame::ACCESS_READ;
+use railhead_abi::frame::{ACCESS_READ, ACCESS_WRITE};
 use railhead_abi::observe::{Counter, EventCode};
 use railhead_abi::record::SLOT_NONE;
 use railhead_abi::segment::SIGNALS;
-use railhead_abi::settings::Plan;
 use railhead_abi::submission::{
-    CLASSES, Completion, LEVEL_PLACED, NOTIFY_EVENT, NOTIFY_SIGNAL, OPERATION_WRITE, SIDE_LOCAL, Submission,
+    CLASSES, Completion, LEVEL_PLACED, NOTIFY_EVENT, NOTIFY_NONE, NOTIFY_SIGNAL, OPERATION_READ,
+    OPERATION_WRITE, SIDE_LOCAL, Submission,
 };
 use railhead_abi::words::reserved_is_zero;
 use railhead_ring::Word;
@@ -22,7 +22,7 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
         let mut budget = INTAKE_PER_TURN;
         let mut idle = 0;
         let attached = self.ports_used.count_ones();
-        while budget > 0 && idle < attached && self.ports_used != 0 && !self.transfers_free.is_empty() {
+        while budget > 0 && idle < attached && self.ports_used != 0 && self.may_admit() {
             // The next used bit from `intake_next` on, round the end.
             let turned = self.ports_used.rotate_right(self.intake_next);
             let port = (self.intake_next + turned.trailing_zeros()) % 64;
@@ -38,6 +38,15 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
                 None => idle += 1,
             }
         }
+    }
+
+    /// Whether there is a transfer for a submission. Some are kept for reads that peers ask for: two nodes that wait for
+    /// each other's reads must not fill each other's tables.
+    pub(super) const fn may_admit(&self) -> bool {
+        let all = self.transfers.len();
+        let kept = if all > 1 { all.div_ceil(16) } else { 0 };
+        let kept = kept.saturating_sub(self.serving);
+        self.transfers_free.count() > kept
     }
 
     /// Takes one submission if its completion has a place.
@@ -91,9 +100,10 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
 
     /// Everything that can be known before anything is done.
     fn check(&self, session: u32, submission: &Submission) -> Result<RemoteInfo, Code> {
-        if submission.operation != OPERATION_WRITE {
+        if !matches!(submission.operation, OPERATION_WRITE | OPERATION_READ) {
             return Err(Code::OperationUnknown);
         }
+        let is_read = submission.operation == OPERATION_READ;
         if usize::from(submission.class) >= CLASSES {
             return Err(Code::ClassUnknown);
         }
@@ -113,17 +123,18 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
         let notify_fits = match submission.notify {
             NOTIFY_SIGNAL => (submission.notify_index as usize) < SIGNALS,
             NOTIFY_EVENT => submission.notify_index == 0,
-            0 => submission.notify_index == 0 && submission.notify_value == 0,
+            NOTIFY_NONE => submission.notify_index == 0 && submission.notify_value == 0,
             _ => false,
         };
-        if !notify_fits {
+        if !notify_fits || (is_read && submission.notify != NOTIFY_NONE) {
             return Err(Code::NotificationUnknown);
         }
-        self.check_local(session, submission)?;
-        self.check_remote(session, submission)
+        let (near, far) = if is_read { (ACCESS_WRITE, ACCESS_READ) } else { (ACCESS_READ, ACCESS_WRITE) };
+        self.check_local(session, submission, near)?;
+        self.check_remote(session, submission, far)
     }
 
-    fn check_local(&self, session: u32, submission: &Submission) -> Result<(), Code> {
+    fn check_local(&self, session: u32, submission: &Submission, access: u32) -> Result<(), Code> {
         // Slot 0 is the staging arena, which no client may name.
         let region =
             self.regions.get(submission.local_index as usize).filter(|_| submission.local_index != 0);
@@ -132,13 +143,16 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
             .and_then(|region| region.info)
             .filter(|info| info.generation == submission.local_generation && info.session == session)
             .ok_or(Code::LocalHandleStale)?;
-        if info.access & ACCESS_READ == 0 || !within(submission.local_offset, submission.bytes, info.bytes) {
+        if info.access & access == 0 {
+            return Err(Code::AccessMissing);
+        }
+        if !within(submission.local_offset, submission.bytes, info.bytes) {
             return Err(Code::LocalRange);
         }
         Ok(())
     }
 
-    fn check_remote(&self, session: u32, submission: &Submission) -> Result<RemoteInfo, Code> {
+    fn check_remote(&self, session: u32, submission: &Submission, access: u32) -> Result<RemoteInfo, Code> {
         let info = self
             .remotes
             .get(submission.remote_index as usize)
@@ -146,13 +160,16 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
             .and_then(|remote| remote.info)
             .filter(|info| info.generation == submission.remote_generation && info.session == session)
             .ok_or(Code::RemoteHandleStale)?;
+        if info.access & access == 0 {
+            return Err(Code::AccessMissing);
+        }
         if !within(submission.remote_offset, submission.bytes, info.bytes) {
             return Err(Code::RemoteRange);
         }
         Ok(info)
     }
 
-    /// Chooses the route and puts the transfer in the queue of its session.
+    /// Chooses the way and puts the transfer in the queue of its session.
     fn begin(
         &mut self,
         port: PortIndex,
@@ -161,14 +178,8 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
         remote: &RemoteInfo,
         now: Nanos,
     ) {
-        let local = self.regions[submission.local_index as usize].info;
-        let direct_possible = local.is_some_and(|info| info.direct_possible);
-        let send_plan = Plan { direct_possible, ..self.active.send };
-        let legs = route::choose(&send_plan, submission.send_leg, submission.bytes).and_then(|send| {
-            Ok((send, route::choose(&remote.plan, submission.receive_leg, submission.bytes)?))
-        });
-        let (send, receive) = match legs {
-            Ok(legs) => legs,
+        let course = match self.course(&submission, remote) {
+            Ok(course) => course,
             Err(code) => {
                 self.observe.add(Counter::Refused, 1);
                 self.complete_refused(port, submission.cookie, code);
@@ -181,30 +192,35 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
         };
         let given = u64::from(submission.deadline_us) * 1000;
         let deadline = now.saturating_add(if given == 0 { self.active.deadline } else { given });
-        let connection = remote.connections[usize::from(submission.class)];
         let entry = &mut self.transfers[index as usize];
         *entry = Transfer {
             phase: Phase::Running,
+            kind: course.kind,
             generation: entry.generation.wrapping_add(1).max(1),
             port,
             session,
-            submission,
+            submission: course.submission,
             remote: submission.remote_index,
-            key: remote.key,
-            connection,
-            send,
-            receive,
+            key: course.key,
+            into: course.into,
+            direct_there: course.direct_there,
+            connection: course.connection,
+            send: course.send,
+            receive: course.receive,
             timer: deadline,
             settings_generation: self.active.generation,
-            plan_generation: remote.plan.generation,
+            plan_generation: course.plan_generation,
             intake_at: now,
             ..Transfer::FREE
         };
         self.arm(deadline);
-        self.regions[submission.local_index as usize].uses += 1;
+        self.regions[course.submission.local_index as usize].uses += 1;
+        if let Some(into) = course.into {
+            self.regions[into.0 as usize].uses += 1;
+        }
         self.remotes[submission.remote_index as usize].uses += 1;
-        self.connections[usize::from(connection.0)].transfers += 1;
-        self.want_connection(connection, remote.peer);
+        self.connections[usize::from(course.connection.0)].transfers += 1;
+        self.want_connection(course.connection, remote.peer);
         self.make_runnable(index);
     }
 

@@ -5,17 +5,21 @@
 //! peers, answers to peers, timers. Nothing in a turn waits.
 
 mod connections;
+mod course;
+mod fetch;
 mod finish;
 mod grants;
 mod inbound;
 mod intake;
 mod post;
+mod read;
 mod records;
 mod regions;
 mod route;
 mod schedule;
 mod seal;
 mod send;
+mod serve;
 
 use crate::list::{Link, List};
 use crate::notice::{Notice, Notices};
@@ -39,7 +43,7 @@ use railhead_ring::Word;
 pub const PEER_SELF: u32 = 0;
 
 /// Most connections of a lane.
-pub const CONNECTIONS_MAX: usize = 512;
+pub const CONNECTIONS_MAX: usize = 1024;
 
 /// Device events taken in one turn.
 const EVENTS_PER_TURN: usize = 64;
@@ -95,6 +99,8 @@ pub struct Turn {
 struct Active {
     generation: u64,
     send: Plan,
+    /// Of reads.
+    receive: Plan,
     chunk_bytes: u64,
     depth: u16,
     /// Large blocks in use at once, for each connection and leg.
@@ -112,6 +118,7 @@ impl Active {
             window_blocks: u16::try_from(window).unwrap_or(u16::MAX).max(1),
             generation,
             send: Plan::of(settings, generation, false),
+            receive: Plan::of(settings, generation, true),
             chunk_bytes: settings.get(Setting::ChunkBytes),
             depth: u16::try_from(settings.get(Setting::PipelineDepth)).unwrap_or(u16::MAX),
             latency_share: i64::try_from(settings.get(Setting::LatencySharePercent)).unwrap_or(99),
@@ -139,15 +146,21 @@ pub struct Engine<'s, F, C, M> {
     transfer_links: &'s mut [Link],
     transfers_free: List,
     transfers_stopping: List,
+    /// Transfers that serve reads of peers.
+    serving: usize,
     chunks: &'s mut [ChunkEntry],
     chunk_links: &'s mut [Link],
     chunks_free: List,
+    /// Chunks that were read into a block and wait for room in the copy engine.
+    chunks_landed: List,
     connections: &'s mut [Connection],
     slots: &'s mut [u32],
 
     inbound: &'s mut [Inbound],
     demand_links: &'s mut [Link],
     demands: List,
+    /// Reads that peers asked for and that wait for a transfer, by the links of demands: they are of other connections.
+    requests: List,
     answer_links: &'s mut [Link],
     answers: List,
     blocks: &'s mut [BlockEntry],
@@ -220,14 +233,17 @@ impl<'s, F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'s, F, C, M
             transfer_links: storage.transfer_links,
             transfers_free,
             transfers_stopping: List::EMPTY,
+            serving: 0,
             chunks: storage.chunks,
             chunk_links: storage.chunk_links,
             chunks_free,
+            chunks_landed: List::EMPTY,
             connections: storage.connections,
             slots: storage.slots,
             inbound: storage.inbound,
             demand_links: storage.demand_links,
             demands: List::EMPTY,
+            requests: List::EMPTY,
             answer_links: storage.answer_links,
             answers: List::EMPTY,
             blocks: storage.blocks,
@@ -267,8 +283,10 @@ impl<'s, F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'s, F, C, M
         self.poll_fabric(now);
         self.poll_copier(now);
         self.push_connections(now);
+        self.push_requests(now);
         self.intake(now);
         self.schedule(now);
+        self.post_homing(now);
         self.push_stopping(now);
         self.push_inbound(now);
         self.fabric.kick(now);
@@ -287,7 +305,7 @@ impl<'s, F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'s, F, C, M
     /// Whether no input waits: to be asked after the lane announced its sleep. Timers are in [`Turn::wake_at`].
     #[must_use]
     pub fn may_sleep(&mut self) -> bool {
-        let mut used = if self.transfers_free.is_empty() { 0 } else { self.ports_used };
+        let mut used = if self.may_admit() { self.ports_used } else { 0 };
         while let Some(at) = take_bit(core::slice::from_mut(&mut used)) {
             let port = self.ports[at].as_ref().filter(|port| !port.is_closing);
             if port.is_some_and(|port| !port.parts.submissions.is_empty()) {

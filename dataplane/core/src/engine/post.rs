@@ -7,7 +7,7 @@ use crate::port::{
     ConnectionIndex, CopyEngine, Fabric, Key, Nanos, Place, PostError, PostId, RegionIndex, RemotePlace,
     Write,
 };
-use crate::tables::{ChunkEntry, ChunkPhase, ConnectionPhase, Phase, SMALL_CREDITS_MAX};
+use crate::tables::{ChunkEntry, ChunkPhase, ConnectionPhase, Kind, Phase, SMALL_CREDITS_MAX};
 use core::ops::Deref;
 use railhead_abi::Code;
 use railhead_abi::observe::Counter;
@@ -70,7 +70,11 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
             slot: transfer.slot,
             post: PostId(POST_CHUNK_WRITE | chunk),
         };
-        match self.fabric.write(connection, &write) {
+        let posted = match transfer.kind {
+            Kind::Fetch => self.post_read(connection, chunk),
+            _ => self.fabric.write(connection, &write),
+        };
+        match posted {
             Ok(()) => {}
             Err(PostError::Full) => {
                 self.observe.add(Counter::PostsFull, 1);
@@ -111,6 +115,10 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
     /// A copy into a send block ended.
     pub(super) fn chunk_copied(&mut self, chunk: u32, status: Code, now: Nanos) {
         let entry = self.chunks[chunk as usize];
+        if entry.phase == ChunkPhase::Homing {
+            self.chunk_homed(chunk, status, now);
+            return;
+        }
         debug_assert!(entry.phase == ChunkPhase::Copying);
         let index = entry.transfer;
         self.transfers[index as usize].copy_ns += now.saturating_sub(entry.copied_from);
@@ -131,6 +139,10 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
     /// A posted write ended: its source may be reused.
     pub(super) fn chunk_written(&mut self, chunk: u32, status: Code, now: Nanos) {
         let index = self.chunks[chunk as usize].transfer;
+        if self.transfers[index as usize].kind == Kind::Fetch {
+            self.chunk_fetched(chunk, status, now);
+            return;
+        }
         if let Some(block) = self.chunks[chunk as usize].block.take() {
             self.put_block(index, block);
         }
@@ -162,7 +174,7 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
         self.free_chunk(chunk, now);
     }
 
-    fn free_chunk(&mut self, chunk: u32, now: Nanos) {
+    pub(super) fn free_chunk(&mut self, chunk: u32, now: Nanos) {
         let index = self.chunks[chunk as usize].transfer;
         self.chunks[chunk as usize] = ChunkEntry::default();
         self.chunks_free.push_front(self.chunk_links, chunk);

@@ -73,6 +73,10 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
             (_, Record::RecordCredit(_)) => true,
             (Role::Initiator, Record::Ack(ack)) => self.ack_arrived(connection, &ack, now),
             (Role::Initiator, Record::Credit(credit)) => self.credit_arrived(connection, &credit, now),
+            (Role::Initiator, Record::ReadRequest(request)) => {
+                self.request_arrived(connection, &request, now)
+            }
+            (Role::Initiator, Record::ReadCancel(plain)) => self.read_cancel_arrived(connection, &plain, now),
             (Role::Initiator, Record::Cancelled(plain)) => self.cancelled_arrived(connection, &plain, now),
             (Role::Initiator, Record::Replan(plain)) => self.replan_arrived(connection, &plain, now),
             (Role::Target, Record::Chunk(chunk)) => self.chunk_arrived(connection, &chunk, now),
@@ -128,7 +132,7 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
         let transfer = &mut self.transfers[index as usize];
         transfer.acked = true;
         // What the target did is what happened, whatever we had given up on; a failure of our own memory stays.
-        if transfer.status == Code::Ok || transfer.status == Code::DeadlineExceeded {
+        if transfer.status == Code::Ok || transfer.status.is_given_up() {
             transfer.status = status;
             transfer.side = if status == Code::Ok { 0 } else { SIDE_REMOTE };
         }
@@ -167,12 +171,14 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
     }
 
     fn cancelled_arrived(&mut self, connection: ConnectionIndex, plain: &Plain, now: Nanos) -> bool {
-        let Some(index) = self.holder(connection, plain.slot) else { return false };
+        // A request may have been refused without ever becoming a transfer.
+        let serves = self.connections[usize::from(connection.0)].info.serves;
+        let Some(index) = self.holder(connection, plain.slot) else { return serves };
         let transfer = &mut self.transfers[index as usize];
         if transfer.phase != Phase::AwaitCancelled || transfer.sequence != plain.sequence {
-            return false;
+            return serves;
         }
-        if !transfer.acked && plain.status == Code::Ok.number() && transfer.status == Code::DeadlineExceeded {
+        if !transfer.acked && plain.status == Code::Ok.number() && transfer.status.is_given_up() {
             // Delivered after all.
             transfer.status = Code::Ok;
             transfer.side = 0;
@@ -216,7 +222,6 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
     }
 
     fn is_direct_possible_there(&self, index: u32) -> bool {
-        let remote = self.transfers[index as usize].remote;
-        self.remotes[remote as usize].info.is_some_and(|info| info.plan.direct_possible)
+        self.transfers[index as usize].direct_there
     }
 }

@@ -23,10 +23,11 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
         true
     }
 
-    /// Lets a peer write into a region, or stops it from starting new writes.
-    pub fn grant_region(&mut self, region: RegionIndex, peers: u64) {
+    /// Sets which peers may write into a region and read from it: new transfers of others are refused.
+    pub fn grant_region(&mut self, region: RegionIndex, peers: u64, readers: u64) {
         if let Some(info) = self.regions.get_mut(region.0 as usize).and_then(|entry| entry.info.as_mut()) {
             info.peers = peers;
+            info.readers = readers;
         }
     }
 
@@ -91,6 +92,16 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
             if info.peer == peer && plan.generation >= info.plan.generation {
                 let direct_possible = info.plan.direct_possible;
                 info.plan = Plan { direct_possible, ..*plan };
+            }
+        }
+    }
+
+    /// Uses a peer's new plan for the send leg of all reads taken from now on.
+    pub fn update_read_plan(&mut self, peer: u32, plan: &Plan) {
+        for info in self.remotes.iter_mut().filter_map(|remote| remote.info.as_mut()) {
+            if info.peer == peer && plan.generation >= info.read_plan.generation {
+                let direct_possible = info.read_plan.direct_possible;
+                info.read_plan = Plan { direct_possible, ..*plan };
             }
         }
     }

@@ -6,7 +6,7 @@
 use super::schedule::Visit;
 use super::{Engine, POST_SEAL};
 use crate::port::{CopyEngine, Fabric, Nanos, PostId, RemotePlace};
-use crate::tables::{Phase, Seal, Transfer};
+use crate::tables::{Kind, Phase, Seal, Transfer};
 use core::ops::Deref;
 use railhead_abi::Code;
 use railhead_abi::submission::{LEVEL_PLACED, NOTIFY_NONE, SIDE_FABRIC, SIDE_LOCAL, SIDE_REMOTE};
@@ -15,6 +15,9 @@ use railhead_ring::Word;
 impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
     /// Whether a transfer ends without a word to the peer's engine.
     pub(super) fn is_untold(&self, transfer: &Transfer) -> bool {
+        if transfer.kind == Kind::Fetch {
+            return true;
+        }
         let capabilities = &self.connections[usize::from(transfer.connection.0)].capabilities;
         capabilities.acknowledged
             && !transfer.told
@@ -26,7 +29,10 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
     /// Whether the ends of its posts say all that there is to know of a transfer. Once its key was refused nothing of it
     /// lands any more, whatever else it has posted.
     pub(super) fn is_sure(&self, transfer: &Transfer) -> bool {
-        self.is_untold(transfer) && (!transfer.is_unsure || transfer.status == Code::RemoteRefused)
+        // A read that has ended has ended, however it did.
+        let is_sure =
+            !transfer.is_unsure || transfer.kind == Kind::Fetch || transfer.status == Code::RemoteRefused;
+        self.is_untold(transfer) && is_sure
     }
 
     /// Every write is posted: the seal goes behind them, where the level wants one.
@@ -46,6 +52,9 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
     /// Posts what makes visible all that a transfer has posted; false if there is no room now.
     pub(super) fn post_seal(&mut self, index: u32) -> bool {
         let transfer = &self.transfers[index as usize];
+        if transfer.kind == Kind::Fetch {
+            return self.post_fetch_flush(index);
+        }
         let last = transfer.submission.remote_offset + transfer.next_offset.max(1) - 1;
         let at = RemotePlace { key: transfer.key, offset: last };
         if self.fabric.confirm(transfer.connection, at, PostId(POST_SEAL | index)).is_err() {
@@ -83,9 +92,13 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
     /// Moves a transfer that stops, of which the peer's engine knows nothing, to its end. True if it has come to it.
     pub(super) fn quiesce_untold(&mut self, index: u32, now: Nanos) -> bool {
         let transfer = &self.transfers[index as usize];
+        let needs_seal = match transfer.kind {
+            Kind::Fetch => self.needs_flush(transfer),
+            _ => transfer.status != Code::RemoteRefused,
+        };
         match transfer.seal {
             // What was posted must not become visible later.
-            Seal::None if transfer.touched && transfer.status != Code::RemoteRefused => {
+            Seal::None if transfer.touched && needs_seal => {
                 if self.post_seal(index) {
                     self.progress();
                 }
@@ -94,7 +107,7 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
             Seal::Posted => false,
             Seal::None | Seal::Done => {
                 let transfer = &mut self.transfers[index as usize];
-                if transfer.is_whole && transfer.status == Code::DeadlineExceeded {
+                if transfer.is_whole && transfer.status.is_given_up() {
                     // It got there after all.
                     transfer.status = Code::Ok;
                     transfer.side = 0;

@@ -5,7 +5,7 @@ use super::{Engine, POST_CHUNK_COPY};
 use crate::list::List;
 use crate::pool::Quota;
 use crate::port::{Copy, CopyEngine, Fabric, Nanos, Place, PostId, RegionIndex};
-use crate::tables::{ChunkEntry, ChunkPhase, ConnectionPhase, GRANTS_MAX, Phase, Transfer};
+use crate::tables::{ChunkEntry, ChunkPhase, ConnectionPhase, GRANTS_MAX, Kind, Leg, Phase, Transfer};
 use core::ops::Deref;
 use railhead_abi::observe::{Counter, EventCode};
 use railhead_abi::record::{Demand, Fin, Record, SLOTS_MAX};
@@ -18,7 +18,7 @@ const SMALL_WAIT: Nanos = 200_000;
 
 /// Which leg of a transfer waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Waits {
+pub(super) enum Waits {
     /// For a send block of ours.
     Send,
     /// For a block of the peer.
@@ -42,6 +42,9 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
             self.post_ready(self.transfers[index as usize].connection, now);
         }
         let transfer = &self.transfers[index as usize];
+        if transfer.kind == Kind::Ask {
+            return self.ask(index, now);
+        }
         if transfer.withdraws && !self.send_withdrawal(index) {
             return Visit::Blocked;
         }
@@ -49,7 +52,8 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
         if transfer.next_offset == transfer.submission.bytes {
             return self.finish_posting(index, now);
         }
-        match self.make_chunk(index, now) {
+        let is_fetch = transfer.kind == Kind::Fetch;
+        match if is_fetch { self.make_fetch(index, now) } else { self.make_chunk(index, now) } {
             Ok(bytes) => {
                 self.end_wait(index);
                 // A small transfer is whole in one visit.
@@ -66,6 +70,9 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
     /// All chunks are made: what ends the transfer goes behind them, if it may.
     fn finish_posting(&mut self, index: u32, now: Nanos) -> Visit {
         let transfer = &self.transfers[index as usize];
+        if transfer.kind == Kind::Fetch {
+            return self.finish_fetch(index, now);
+        }
         if !Self::may_finish(transfer) {
             return Visit::Blocked;
         }
@@ -73,9 +80,11 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
     }
 
     /// Whether FIN may follow: everything is posted, and where the target will be notified of data that comes straight
-    /// from a region, everything was read from it, so that nobody is told of what a lost source could not give.
+    /// from a region, everything was read from it, so that nobody is told of what a lost source could not give. Who asked
+    /// for a read is told by FIN.
     const fn may_finish(transfer: &Transfer) -> bool {
-        let is_read = transfer.send.staged || transfer.submission.notify == 0 || transfer.chunks_open == 0;
+        let tells = transfer.submission.notify != 0 || matches!(transfer.kind, Kind::Serve);
+        let is_read = transfer.send.staged || !tells || transfer.chunks_open == 0;
         transfer.chunks_unposted == 0 && is_read
     }
 
@@ -117,20 +126,22 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
         transfer.sequence = self.connections[at].sequence;
         self.slots[at * usize::from(SLOTS_MAX) + usize::from(slot)] = index;
         self.fix_chunk_bytes(index);
+        self.note_own_read(index);
         true
     }
 
     /// Settles the size of a transfer's chunks: the same for all of them, whatever the settings become.
-    fn fix_chunk_bytes(&mut self, index: u32) {
+    pub(super) fn fix_chunk_bytes(&mut self, index: u32) {
         let transfer = &mut self.transfers[index as usize];
         let connection = &self.connections[usize::from(transfer.connection.0)];
         let info = &connection.info;
         let mut bytes = self.active.chunk_bytes.min(u64::from(connection.capabilities.write_bytes_max));
-        if transfer.send.staged {
+        let is_fetch = transfer.kind == Kind::Fetch;
+        if if is_fetch { transfer.receive.staged } else { transfer.send.staged } {
             bytes = bytes
                 .min(self.config.pool.block_bytes(Self::send_quota(self.config.pool.small_bytes, transfer)));
         }
-        if transfer.receive.staged {
+        if transfer.receive.staged && !is_fetch {
             let small = transfer.submission.bytes <= info.small_bytes;
             bytes = bytes.min(if small { info.small_bytes } else { info.large_bytes });
         }
@@ -152,7 +163,7 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
         // While blocks come and go it is only a queue; pressure is when nobody gets one.
         let is_large = transfer.submission.bytes > self.config.pool.small_bytes;
         let (leg, given_at) = match waits {
-            Waits::Send => (&mut transfer.send, self.block_given_at[usize::from(is_large)]),
+            Waits::Send => (Self::own_leg(transfer), self.block_given_at[usize::from(is_large)]),
             Waits::Receive => {
                 let connection = &self.connections[usize::from(transfer.connection.0)];
                 let is_large = transfer.submission.bytes > connection.info.small_bytes;
@@ -162,17 +173,18 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
             }
             Waits::Other => return Visit::Blocked,
         };
+        let is_free = leg.is_free;
         let due = transfer.waiting_since.max(given_at).saturating_add(self.active.pressure_wait);
-        if leg.is_free && now < due {
+        if is_free && now < due {
             self.wake_wait(index, due);
             return Visit::Blocked;
         }
         let transfer = &mut self.transfers[index as usize];
-        let leg = if waits == Waits::Send { &mut transfer.send } else { &mut transfer.receive };
         // A transfer keeps its route from the first chunk on.
-        if !leg.is_free || transfer.chunks_total > 0 {
+        if !is_free || transfer.chunks_total > 0 {
             return Visit::Blocked;
         }
+        let leg = if waits == Waits::Send { Self::own_leg(transfer) } else { &mut transfer.receive };
         leg.staged = false;
         leg.is_free = false;
         leg.reason = Reason::Pressure;
@@ -186,6 +198,11 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
         self.observe.add(Counter::Pressure, 1);
         self.event(EventCode::RoutePressure, Code::Ok, self.ticket(index), bytes, now);
         Visit::Made(0)
+    }
+
+    /// The leg that a block of ours is for.
+    const fn own_leg(transfer: &mut Transfer) -> &mut Leg {
+        if matches!(transfer.kind, Kind::Fetch) { &mut transfer.receive } else { &mut transfer.send }
     }
 
     /// A lane that sleeps meanwhile looks again at this moment, or before.
@@ -253,7 +270,7 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
     }
 
     /// Whether the transfer may have another chunk, and its connection takes one.
-    fn check_room(&mut self, index: u32, now: Nanos) -> Result<(), Waits> {
+    pub(super) fn check_room(&mut self, index: u32, now: Nanos) -> Result<(), Waits> {
         let transfer = &self.transfers[index as usize];
         let connection = transfer.connection;
         if transfer.chunks_open >= self.active.depth || self.chunks_free.is_empty() {
@@ -284,7 +301,7 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
     }
 
     /// A send block, unless the transfer's session or connection holds its share of them already.
-    fn take_block(&mut self, index: u32, now: Nanos) -> Option<u32> {
+    pub(super) fn take_block(&mut self, index: u32, now: Nanos) -> Option<u32> {
         let transfer = &self.transfers[index as usize];
         let quota = Self::send_quota(self.config.pool.small_bytes, transfer);
         let is_large = usize::from(quota == Quota::LargeSend);
@@ -365,6 +382,8 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
     fn send_fin(&mut self, index: u32, now: Nanos) -> Visit {
         let transfer = &self.transfers[index as usize];
         let connection = transfer.connection;
+        let is_serve = transfer.kind == Kind::Serve;
+        let leg = |leg: &Leg| if leg.staged { LEG_STAGED } else { LEG_DIRECT };
         let fin = Fin {
             slot: transfer.slot,
             notify: transfer.submission.notify,
@@ -374,7 +393,10 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
             region_epoch: transfer.key.epoch,
             offset: transfer.submission.remote_offset,
             bytes: transfer.submission.bytes,
-            receive_leg: if transfer.receive.staged { LEG_STAGED } else { LEG_DIRECT },
+            receive_leg: leg(&transfer.receive),
+            send_leg: if is_serve { leg(&transfer.send) } else { 0 },
+            send_reason: if is_serve { transfer.send.reason as u8 } else { 0 },
+            receive_reason: if is_serve { transfer.receive.reason as u8 } else { 0 },
             plan_generation: transfer.plan_generation,
             sequence: transfer.sequence,
             ..Fin::default()

@@ -43,7 +43,9 @@ pub struct ConnectionInfo {
     pub peer: u32,
     /// Class.
     pub class: u8,
-    /// Slots that the initiator may use, at most [`SLOTS_MAX`].
+    /// Reads are served on it: the target asks the initiator for its writes, and gives out the slots.
+    pub serves: bool,
+    /// Slots that may be used, at most [`SLOTS_MAX`].
     pub slots: u16,
     /// Bytes of a small block of the target.
     pub small_bytes: u64,
@@ -104,6 +106,7 @@ impl Connection {
             role: Role::Initiator,
             peer: 0,
             class: 0,
+            serves: false,
             slots: 0,
             small_bytes: 0,
             large_bytes: 0,

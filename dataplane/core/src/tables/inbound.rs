@@ -2,17 +2,33 @@
 
 use crate::port::{ConnectionIndex, Nanos, RegionIndex};
 use railhead_abi::Code;
-use railhead_abi::record::Fin;
+use railhead_abi::record::{Fin, ReadRequest};
 
-/// What the target knows of a transfer that comes in.
+/// A read of ours that a transfer comes in for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Reader {
+    /// Its entry.
+    pub transfer: u32,
+    /// The entry's generation: the read may have ended.
+    pub generation: u32,
+}
+
+/// What the target knows of a transfer that comes in. On a connection on which reads are served, the initiator keeps
+/// requests in it that wait for a transfer.
 #[derive(Debug, Clone, Copy)]
 pub struct Inbound {
     /// In use.
     pub is_active: bool,
+    /// The read that asked for it: what comes may go where the read says, and only there.
+    pub reader: Option<Reader>,
+    /// At the initiator: what is asked for and waits.
+    pub request: Option<ReadRequest>,
     /// FIN, once it came.
     pub fin: Option<Fin>,
-    /// CANCEL came.
+    /// CANCEL came; of a request that waits, READ_CANCEL.
     pub is_cancelled: bool,
+    /// What CANCEL said.
+    pub cancel_status: u16,
     /// The notification was delivered.
     pub is_delivered: bool,
     /// A flush is posted.
@@ -39,8 +55,11 @@ impl Inbound {
     /// Not in use.
     pub const IDLE: Inbound = Inbound {
         is_active: false,
+        reader: None,
+        request: None,
         fin: None,
         is_cancelled: false,
+        cancel_status: 0,
         is_delivered: false,
         is_flushing: false,
         is_flushed: false,

@@ -21,6 +21,8 @@ pub struct RegionInfo {
     pub direct_possible: bool,
     /// Peers that may write, one bit each; bit 0 is this node.
     pub peers: u64,
+    /// Peers that may read, likewise.
+    pub readers: u64,
 }
 
 /// A local region.
@@ -43,14 +45,22 @@ pub struct RemoteInfo {
     pub session: u32,
     /// Slot of the peer table; 0 is this node.
     pub peer: u32,
+    /// [`railhead_abi::frame::ACCESS_READ`] | [`railhead_abi::frame::ACCESS_WRITE`]: what it was opened for.
+    pub access: u32,
     /// Connections by class.
     pub connections: [ConnectionIndex; CLASSES],
+    /// Connections by class on which the peer serves our reads.
+    pub readers: [ConnectionIndex; CLASSES],
+    /// The fabric of `connections` can read ([`crate::port::Capabilities::reads`]).
+    pub one_sided: bool,
     /// The key at the target.
     pub key: Key,
     /// Bytes.
     pub bytes: u64,
     /// Receive plan.
     pub plan: Plan,
+    /// Plan of the send leg of reads.
+    pub read_plan: Plan,
 }
 
 /// A remote region that a session opened.

@@ -1,7 +1,7 @@
 //! Transfers that this lane initiated, and their chunks.
 
 use super::PortIndex;
-use crate::port::{ConnectionIndex, Key, Nanos};
+use crate::port::{ConnectionIndex, Key, Nanos, RegionIndex};
 use railhead_abi::submission::Submission;
 use railhead_abi::{Code, Reason};
 
@@ -16,16 +16,30 @@ pub enum Phase {
     Free,
     /// Chunks are posted; at the end FIN.
     Running,
-    /// FIN was sent.
+    /// FIN was sent, or the peer was asked to serve a read.
     AwaitAck,
     /// All is posted, and the peer is told of nothing: the ends of the posts are the end.
     AwaitDone,
     /// Nothing more is posted; posted work ends.
     Stopping,
-    /// CANCEL was sent.
+    /// CANCEL was sent, or READ_CANCEL.
     AwaitCancelled,
     /// The connection is gone; only local work still has to end.
     Dead,
+}
+
+/// What moves the bytes of a transfer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Kind {
+    /// We write into the peer's memory. Also a read of this node's own memory: it is the write the other way round.
+    #[default]
+    Write,
+    /// We read the peer's memory, without its engine.
+    Fetch,
+    /// The peer writes into our memory because we asked it to.
+    Ask,
+    /// We write into the memory of a peer that asked for it. No client of ours waits for it.
+    Serve,
 }
 
 /// A leg and why it was chosen.
@@ -63,6 +77,8 @@ pub enum Seal {
 pub struct Transfer {
     /// Where it stands.
     pub phase: Phase,
+    /// What moves its bytes.
+    pub kind: Kind,
     /// Raised at each use of the entry, so that a ticket is never valid twice.
     pub generation: u32,
     /// Port that it came from.
@@ -75,6 +91,10 @@ pub struct Transfer {
     pub remote: u32,
     /// The remote region's key.
     pub key: Key,
+    /// Of a read of this node's own memory: the region that is read into. `submission` then says it the other way round.
+    pub into: Option<RegionIndex>,
+    /// The receive leg can be direct.
+    pub direct_there: bool,
     /// Connection of the remote and class.
     pub connection: ConnectionIndex,
     /// Slot on the connection; [`railhead_abi::record::SLOT_NONE`] until the first post.
@@ -119,6 +139,8 @@ pub struct Transfer {
     pub grants: [u32; GRANTS_MAX],
     /// How many.
     pub grant_count: u8,
+    /// Dead, and the other end of its connection, on this same lane, is not yet.
+    pub is_held: bool,
     /// The outcome so far: the first error counts.
     pub status: Code,
     /// Side of the outcome.
@@ -149,6 +171,7 @@ impl Transfer {
     /// A free entry.
     pub const FREE: Transfer = Transfer {
         phase: Phase::Free,
+        kind: Kind::Write,
         generation: 0,
         port: PortIndex(0),
         session: 0,
@@ -180,6 +203,8 @@ impl Transfer {
         },
         remote: 0,
         key: Key { index: 0, epoch: 0 },
+        into: None,
+        direct_there: false,
         connection: ConnectionIndex(0),
         slot: railhead_abi::record::SLOT_NONE,
         sequence: 0,
@@ -202,6 +227,7 @@ impl Transfer {
         chunk_bytes: 0,
         grants: [0; GRANTS_MAX],
         grant_count: 0,
+        is_held: false,
         status: Code::Ok,
         side: 0,
         timer: Nanos::MAX,
@@ -242,6 +268,10 @@ pub enum ChunkPhase {
     Owing,
     /// Posted; the end has not come.
     Posted,
+    /// Read into a block; its copy home waits for room in the copy engine.
+    Landed,
+    /// Its copy home is under way.
+    Homing,
 }
 
 /// A piece of a transfer on its way.

@@ -94,7 +94,8 @@ impl Net {
         let cause = self.links[link].cause.unwrap_or(Code::ConnectionReset);
         let acknowledged = self.config.capabilities.acknowledged;
         let (lane, connection) = (self.links[link].sides[side].lane, self.links[link].sides[side].connection);
-        self.see((link, side), u64::MAX, true);
+        // What was acknowledged has been placed, and is not lost.
+        self.see((link, side), u64::MAX, !acknowledged);
         // What is still on its way to this side does not land any more.
         let other = &mut self.links[link].sides[1 - side];
         other.undelivered.clear();

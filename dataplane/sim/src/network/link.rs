@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use railhead_abi::Code;
 use railhead_abi::record::RawRecord;
-use railhead_core::port::{ConnectionIndex, Nanos, Place, PostId, Read, Write};
+use railhead_core::port::{ConnectionIndex, Nanos, Place, PostId, Read, RemotePlace, Write};
 
 use crate::memory::{Hold, SimMemory};
 
@@ -49,7 +49,7 @@ pub(super) enum Op {
     Write(WriteOp),
     Read(ReadOp),
     Flush { post: PostId, arrivals: u64 },
-    Confirm { post: PostId },
+    Confirm { post: PostId, at: RemotePlace },
 }
 
 /// A post under way.
@@ -198,7 +198,7 @@ impl Op {
             Op::Record(_) => None,
             Op::Write(write) => Some(write.write.post),
             Op::Read(read) => Some(read.read.post),
-            Op::Flush { post, .. } | Op::Confirm { post } => Some(*post),
+            Op::Flush { post, .. } | Op::Confirm { post, .. } => Some(*post),
         }
     }
 }

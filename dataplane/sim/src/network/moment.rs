@@ -327,6 +327,21 @@ impl Net {
             return;
         }
         posted.done = true;
+        let confirmed = if let Op::Confirm { at, .. } = posted.op { Some(at) } else { None };
+        if let Some(at) = confirmed {
+            // As a read it fails where the memory has gone since: what was written there is nobody's any more.
+            let target = self.links[link].sides[1 - side].lane;
+            let found = self.at_place(target, at, 1, 0);
+            let status = match found {
+                Ok((memory, _)) if memory.is_lost() => Code::RemoteRegionLost,
+                Ok(_) => Code::Ok,
+                Err(code) => code,
+            };
+            self.links[link].sides[side].sweep(op);
+            self.see((link, 1 - side), u64::MAX, false);
+            self.lanes[lane].inbox.push_back((link, side, FabricEvent::Done { connection, post, status }));
+            return;
+        }
         let mut sees = None;
         let status = match &mut posted.op {
             Op::Record(_) => return,
@@ -348,10 +363,7 @@ impl Net {
                 sees = Some((side, *arrivals));
                 Code::Ok
             }
-            Op::Confirm { .. } => {
-                sees = Some((1 - side, u64::MAX));
-                Code::Ok
-            }
+            Op::Confirm { .. } => return,
         };
         end.sweep(op);
         if let Some((side, arrivals)) = sees {

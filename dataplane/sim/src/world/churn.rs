@@ -1,21 +1,29 @@
 //! Clients that come and go: regions that are registered again, ports whose client dies.
 
+use railhead_abi::Code;
 use railhead_abi::frame::{ACCESS_READ, ACCESS_WRITE};
 use railhead_abi::submission::Completion;
 use railhead_core::port::RegionIndex;
 use railhead_core::tables::{PortIndex, RegionInfo};
 
-use super::session::{self, Area, AreaIndex, AreaInfo};
+use super::session::{self, Area, AreaIndex, AreaInfo, Purpose};
 use super::{AREA_BYTES, World, peer_slot};
 
 impl World<'_> {
     /// Registers a new region of a session on all lanes of its node.
     pub(super) fn register(&mut self, info: AreaInfo) -> AreaIndex {
         let area = Area::new(info, AREA_BYTES, &mut self.rng);
-        let access = if info.is_destination { ACCESS_READ | ACCESS_WRITE } else { ACCESS_READ };
+        let (access, peers, readers) = match info.purpose {
+            Purpose::Source => (ACCESS_READ, 0, u64::MAX),
+            Purpose::Destination => (ACCESS_READ | ACCESS_WRITE, u64::MAX, 0),
+            Purpose::Sink => (ACCESS_WRITE, 0, 0),
+        };
+        // Nobody's key opens a sink, where a window does.
+        let has_windows = self.config.network.capabilities.windows;
+        let keys = if info.purpose == Purpose::Sink && has_windows { 0 } else { access };
         let session = &self.sessions[info.session];
         for lane in self.lanes.iter_mut().filter(|lane| lane.node == session.node) {
-            lane.regions.install(info.region, info.generation, &area.memory, access);
+            lane.regions.install(info.region, info.generation, &area.memory, keys);
             let region = RegionInfo {
                 generation: info.generation,
                 bytes: AREA_BYTES as u64,
@@ -23,7 +31,8 @@ impl World<'_> {
                 session: session.slot,
                 flush: info.flush,
                 direct_possible: info.direct_possible,
-                peers: u64::MAX,
+                peers,
+                readers,
             };
             assert!(lane.engine.install_region(info.region, region), "the region's slot is free");
             lane.is_rung = true;
@@ -36,7 +45,7 @@ impl World<'_> {
     pub(super) fn deregister_one(&mut self) {
         let session = self.rng.index(self.sessions.len());
         let client = &self.sessions[session];
-        let area = *self.rng.pick(&[client.source, client.destination]);
+        let area = *self.rng.pick(&client.areas);
         if self.areas[area].is_leaving {
             return;
         }
@@ -47,11 +56,25 @@ impl World<'_> {
         }
         self.trace(&format!("deregisters {:?}", self.areas[area].info));
         let (node, region) = (client.node, self.areas[area].info.region);
+        if self.rng.chance(500_000) {
+            self.revoke(session, self.areas[area].info.purpose);
+        }
         for lane in self.lanes.iter_mut().filter(|lane| lane.node == node) {
             lane.engine.remove_region(region);
             lane.is_rung = true;
         }
         self.leaving.push((area, self.config.lanes));
+    }
+
+    /// Has the holders of a session's region stop using it.
+    fn revoke(&mut self, session: usize, purpose: Purpose) {
+        let held = self.handles_to(session, purpose);
+        let now = self.clock.now();
+        for (lane, slot) in held {
+            self.close_handle(lane, slot);
+            self.lanes[lane].engine.stop_remote(slot, Code::Revoked, now);
+            self.lanes[lane].is_rung = true;
+        }
     }
 
     /// A lane says that nothing of it uses a region any more.
@@ -73,21 +96,17 @@ impl World<'_> {
         let info = self.areas[old].info;
         self.trace(&format!("drained {info:?}"));
         let new = self.register(AreaInfo { generation: info.generation + 1, ..info });
-        let client = &mut self.sessions[info.session];
-        if !info.is_destination {
-            client.source = new;
-            return;
-        }
-        client.destination = new;
-        let stale: Vec<(usize, u32)> = self
-            .handles
-            .keys()
-            .filter(|(_, slot)| self.handle_target(*slot) == info.session)
-            .copied()
-            .collect();
-        for (lane, slot) in stale {
+        self.sessions[info.session].areas[info.purpose as usize] = new;
+        for (lane, slot) in self.handles_to(info.session, info.purpose) {
             self.close_handle(lane, slot);
         }
+    }
+
+    /// The handles to a session's region, with their lanes.
+    fn handles_to(&self, session: usize, purpose: Purpose) -> Vec<(usize, u32)> {
+        let is_meant =
+            |slot: u32| self.handle_target(slot) == session && Self::handle_purpose(slot) == purpose;
+        self.handles.keys().filter(|(_, slot)| is_meant(*slot)).copied().collect()
     }
 
     /// A client dies on one lane: nobody collects its completions, and its transfers are stopped.
@@ -139,17 +158,23 @@ impl World<'_> {
     }
 
     /// Takes a session's memories, with fresh contents, at the start.
-    pub(super) fn register_session(&mut self, session: usize) -> (AreaIndex, AreaIndex) {
+    pub(super) fn register_session(&mut self, session: usize) -> [AreaIndex; 3] {
         let slot = self.sessions[session].slot;
         let flush = self.config.network.capabilities.flush_needed && self.rng.chance(700_000);
-        let mut register = |is_destination: bool| {
-            let region = RegionIndex(1 + 2 * slot + u32::from(is_destination));
+        Purpose::ALL.map(|purpose| {
+            let number = purpose as u32;
+            let region = RegionIndex(1 + 3 * slot + number);
             let direct_possible = self.rng.chance(850_000);
-            let generation = 3 + u32::from(is_destination);
-            let flush = flush && is_destination;
-            self.register(AreaInfo { session, region, generation, is_destination, direct_possible, flush })
-        };
-        (register(false), register(true))
+            let flush = flush && purpose != Purpose::Source;
+            self.register(AreaInfo {
+                session,
+                region,
+                generation: 3 + number,
+                purpose,
+                direct_possible,
+                flush,
+            })
+        })
     }
 
     /// Whether `lane` and the session's node are the same or peers, as a peer slot.

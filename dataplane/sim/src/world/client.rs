@@ -5,12 +5,12 @@ use std::rc::Rc;
 use railhead_abi::Code;
 use railhead_abi::submission::{
     CLASSES, Completion, LEG_DIRECT, LEVEL_PLACED, LEVEL_VISIBLE, NOTIFY_EVENT, NOTIFY_NONE, NOTIFY_SIGNAL,
-    OPERATION_WRITE, SessionEvent, Submission,
+    OPERATION_READ, OPERATION_WRITE, SessionEvent, Submission,
 };
 
 use super::World;
 use super::oracle::{Expect, Pending};
-use super::session::AreaIndex;
+use super::session::{AreaIndex, Purpose};
 use super::tables::Words;
 use crate::{Rng, Use};
 
@@ -106,8 +106,14 @@ impl World<'_> {
         let lane_number = self.rng.index(self.config.lanes);
         let lane = self.sessions[session].node * self.config.lanes + lane_number;
         let target = self.rng.index(self.sessions.len());
-        let slot = self.handle_slot(session, target);
-        let (source, destination) = (self.sessions[session].source, self.sessions[target].destination);
+        let is_read = self.rng.chance(400_000);
+        let slot = self.handle_slot(session, target, is_read);
+        let (near, far) = (&self.sessions[session], &self.sessions[target]);
+        let (source, destination) = if is_read {
+            (far.area(Purpose::Source), near.area(Purpose::Sink))
+        } else {
+            (near.area(Purpose::Source), far.area(Purpose::Destination))
+        };
         let port = &mut self.sessions[session].ports[lane_number];
         let is_ready =
             self.handles[&(lane, slot)].is_usable && !port.is_abandoned && port.submissions.has_room(1);
@@ -124,13 +130,15 @@ impl World<'_> {
         let data = self.areas[source].fill(from, bytes, &mut self.rng);
         self.cookies += 1;
         let cookie = self.cookies;
-        let mut submission = self.draw_submission(source, destination, cookie);
-        submission.local_offset = from as u64;
+        let mut submission = self.draw_submission(source, destination, cookie, is_read);
+        let (local_offset, remote_offset) = if is_read { (to, from) } else { (from, to) };
+        submission.local_offset = local_offset as u64;
         submission.remote_index = slot;
         submission.remote_generation = self.handles[&(lane, slot)].generation;
-        submission.remote_offset = to as u64;
+        submission.remote_offset = remote_offset as u64;
         submission.bytes = bytes as u64;
-        let (words, expect) = self.spoil(source, destination, &submission);
+        let is_self = self.sessions[session].node == self.sessions[target].node;
+        let (words, expect) = self.spoil(source, destination, &submission, is_self);
         let windows = (
             self.areas[source].open(from, bytes, Use::Read),
             self.areas[destination].open(to, bytes, Use::Write),
@@ -164,9 +172,16 @@ impl World<'_> {
         self.lanes[lane].is_rung = true;
     }
 
-    fn draw_submission(&mut self, source: AreaIndex, destination: AreaIndex, cookie: u64) -> Submission {
+    fn draw_submission(
+        &mut self,
+        source: AreaIndex,
+        destination: AreaIndex,
+        cookie: u64,
+        is_read: bool,
+    ) -> Submission {
         let rng = &mut self.rng;
-        let notify = *rng.pick(&[NOTIFY_NONE, NOTIFY_SIGNAL, NOTIFY_EVENT]);
+        let notify =
+            if is_read { NOTIFY_NONE } else { *rng.pick(&[NOTIFY_NONE, NOTIFY_SIGNAL, NOTIFY_EVENT]) };
         let (notify_index, notify_value) = match notify {
             NOTIFY_SIGNAL => (u32::try_from(rng.below(SIGNALS_USED)).unwrap_or(0), rng.between(1, 1000)),
             NOTIFY_EVENT => (0, cookie),
@@ -185,9 +200,9 @@ impl World<'_> {
         let deadline_us =
             if rng.chance(deadlines) { u32::try_from(rng.between(5, most)).unwrap_or(1) } else { 0 };
         let level = *rng.pick(&[LEVEL_VISIBLE, LEVEL_PLACED]);
-        let source = self.areas[source].info;
+        let local = self.areas[if is_read { destination } else { source }].info;
         Submission {
-            operation: OPERATION_WRITE,
+            operation: if is_read { OPERATION_READ } else { OPERATION_WRITE },
             class: u8::try_from(rng.index(CLASSES)).unwrap_or(0),
             send_leg,
             receive_leg,
@@ -196,8 +211,8 @@ impl World<'_> {
             notify_value,
             level,
             cookie,
-            local_index: source.region.0,
-            local_generation: source.generation,
+            local_index: local.region.0,
+            local_generation: local.generation,
             deadline_us,
             ..Submission::default()
         }
@@ -209,9 +224,10 @@ impl World<'_> {
         source: AreaIndex,
         destination: AreaIndex,
         good: &Submission,
+        is_self: bool,
     ) -> ([u64; Submission::WORDS], Expect) {
         let mut bad = *good;
-        let kind = if self.rng.chance(self.config.bad) { self.rng.below(10) } else { 99 };
+        let kind = if self.rng.chance(self.config.bad) { self.rng.below(11) } else { 99 };
         let mut reserved = 0;
         let code = match kind {
             0 => {
@@ -256,18 +272,37 @@ impl World<'_> {
                 bad.level = 2;
                 Code::LevelUnknown
             }
-            _ => {
-                let (near, far) = (&self.areas[source].info, &self.areas[destination].info);
-                let impossible = good.bytes > 0
-                    && ((good.send_leg == LEG_DIRECT && !near.direct_possible)
-                        || (good.receive_leg == LEG_DIRECT && !far.direct_possible));
-                let expect =
-                    if impossible { Expect::Refused(Code::DirectImpossible) } else { Expect::Outcome };
-                return (good.encode(), expect);
+            10 => {
+                // The regions and the handle are not for this; a read cannot notify either.
+                bad.operation = OPERATION_WRITE + OPERATION_READ - good.operation;
+                if good.notify == NOTIFY_NONE { Code::AccessMissing } else { Code::NotificationUnknown }
             }
+            _ => return (good.encode(), self.expect(source, destination, good, is_self)),
         };
         let mut words = bad.encode();
         words[11] |= reserved;
         (words, Expect::Refused(code))
+    }
+
+    /// What has to come of a good submission: some demand what is impossible.
+    fn expect(&self, source: AreaIndex, destination: AreaIndex, good: &Submission, is_self: bool) -> Expect {
+        let (source, destination) = (&self.areas[source].info, &self.areas[destination].info);
+        let capabilities = &self.config.network.capabilities;
+        if good.bytes == 0 {
+            return Expect::Outcome;
+        }
+        let sends = good.send_leg == LEG_DIRECT && !source.direct_possible;
+        let receives = good.receive_leg == LEG_DIRECT && !destination.direct_possible;
+        let is_asked = good.operation == OPERATION_READ && !is_self;
+        if receives || (sends && (!is_asked || capabilities.reads)) {
+            return Expect::Refused(Code::DirectImpossible);
+        }
+        if sends {
+            // Only its owner knows.
+            return Expect::Fails(Code::DirectImpossible);
+        }
+        // Into what no key opens the peer can only be let by a window.
+        let is_closed = is_asked && !capabilities.windows && good.receive_leg == LEG_DIRECT;
+        if is_closed { Expect::Perhaps(Code::DirectImpossible) } else { Expect::Outcome }
     }
 }

@@ -56,7 +56,7 @@ pub struct WorldConfig {
 }
 
 /// Connections that may come in to a lane at once, its own included.
-const INBOUND_MAX: u64 = 2 + super::TARGETS as u64;
+const INBOUND_MAX: u64 = 2 + super::TARGETS as u64 + 4;
 
 fn pool(rng: &mut Rng) -> PoolShape {
     let small_bytes = 4096;
@@ -110,9 +110,9 @@ impl WorldConfig {
             posts_max: *rng.pick(&[2, 8, 64]),
             records_max: *rng.pick(&[2, 16, 64]),
             flush_needed: rng.chance(400_000),
-            windows: true,
+            reads: rng.chance(500_000),
             acknowledged: rng.chance(400_000),
-            ..Capabilities::default()
+            windows: rng.chance(700_000),
         };
         let is_faulty = !seed.is_multiple_of(3);
         let faults = |rng: &mut Rng, fatal: u64, close: u64| {

@@ -2,8 +2,8 @@
 
 use railhead_abi::settings::{Mode, Setting};
 use railhead_abi::submission::{
-    Completion, LEG_AUTO, LEG_DIRECT, LEG_STAGED, LEVEL_PLACED, NOTIFY_EVENT, NOTIFY_SIGNAL, SessionEvent,
-    Submission,
+    Completion, LEG_AUTO, LEG_DIRECT, LEG_STAGED, LEVEL_PLACED, NOTIFY_EVENT, NOTIFY_SIGNAL, OPERATION_READ,
+    SessionEvent, Submission,
 };
 use railhead_abi::{Code, Reason};
 use railhead_core::port::Nanos;
@@ -20,6 +20,10 @@ pub(super) enum Expect {
     Refused(Code),
     /// It is accepted.
     Outcome,
+    /// It is accepted, and may end with this code.
+    Perhaps(Code),
+    /// It is accepted and cannot succeed; unless something else comes first, it ends with this code.
+    Fails(Code),
 }
 
 /// A submission whose completion has not come.
@@ -47,6 +51,17 @@ pub(super) struct Pending {
     pub(super) is_abandoned: bool,
 }
 
+impl Pending {
+    fn is_read(&self) -> bool {
+        self.submission.operation == OPERATION_READ
+    }
+
+    /// The regions here and at the other end.
+    fn near_and_far(&self) -> (AreaIndex, AreaIndex) {
+        if self.is_read() { (self.destination, self.source) } else { (self.source, self.destination) }
+    }
+}
+
 /// A transfer that completed: what may still be heard of it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Past {
@@ -65,7 +80,12 @@ const fn is_undelivered(status: Code) -> bool {
     is_refused(status)
         || matches!(
             status,
-            Code::PeerDown | Code::DeadlineExceeded | Code::Cancelled | Code::Replan | Code::RemoteRefused
+            Code::PeerDown
+                | Code::DeadlineExceeded
+                | Code::Cancelled
+                | Code::Replan
+                | Code::RemoteRefused
+                | Code::Revoked
         )
 }
 
@@ -118,7 +138,7 @@ impl World<'_> {
         if status == Code::Ok {
             assert_eq!(completion.bytes, pending.data.len() as u64, "{context}");
             let destination = &self.areas[pending.destination];
-            let is_placed = pending.submission.level == LEVEL_PLACED;
+            let is_placed = pending.submission.level == LEVEL_PLACED && !pending.is_read();
             if is_placed {
                 // Placed is not visible: whoever wants to see it has to look by other means.
                 self.network.see_all(&destination.memory);
@@ -128,7 +148,7 @@ impl World<'_> {
             let wrong = destination.memory.first_difference(pending.to, &pending.data).filter(|_| is_kept);
             assert_eq!(wrong, None, "{context}: a byte at the target is not what was sent");
             self.check_route(&pending, completion, &context);
-            self.note_route(completion);
+            self.note_route(completion, pending.is_read());
         } else {
             assert_eq!(completion.bytes, 0, "{context}");
         }
@@ -173,6 +193,16 @@ impl World<'_> {
     fn release(&mut self, pending: Pending, status: Code) {
         let bytes = pending.data.len();
         let source = &mut self.areas[pending.source];
+        if pending.is_read() && status != Code::Ok && !is_refused(status) {
+            // The owner's side may go on with reading it for a while, as what it has in use.
+            self.lingering.push((pending.source, pending.from, bytes, pending.windows.0));
+            let destination = &mut self.areas[pending.destination];
+            destination.memory.close(pending.windows.1);
+            destination.release(pending.to, bytes);
+            assert_ne!(status, Code::Unknown, "a read cannot end so");
+            self.check_violations();
+            return;
+        }
         source.memory.close(pending.windows.0);
         source.release(pending.from, bytes);
         // The owner makes use of it at once.
@@ -189,32 +219,47 @@ impl World<'_> {
         self.check_violations();
     }
 
+    /// What faults have begun has come to its end, at both sides of every read.
+    pub(super) fn end_lingering(&mut self) {
+        for (area, at, bytes, window) in std::mem::take(&mut self.lingering) {
+            self.areas[area].memory.close(window);
+            self.areas[area].release(at, bytes);
+        }
+        self.check_violations();
+    }
+
     fn check_status(&self, pending: &Pending, status: Code, context: &str) {
         match pending.expect {
             // The handle may have become stale behind the client's back, which is found first or last.
             Expect::Refused(code) => {
-                let near = self.areas[pending.source].is_leaving && status == Code::LocalHandleStale;
+                let (near, far) = pending.near_and_far();
+                let near = self.areas[near].is_leaving && status == Code::LocalHandleStale;
+                let near = near || (self.areas[far].is_leaving && status == Code::RemoteHandleStale);
                 let stale = near || (self.is_faulty() && status == Code::RemoteHandleStale);
                 assert!(status == code || stale, "{context}: should be refused with {code:?}");
             }
-            Expect::Outcome if status == Code::Ok => {}
-            Expect::Outcome => {
+            Expect::Fails(_) if status == Code::Ok => panic!("{context}: cannot succeed"),
+            Expect::Outcome | Expect::Perhaps(_) if status == Code::Ok => {}
+            Expect::Fails(code) | Expect::Perhaps(code) if status == code => {}
+            Expect::Outcome | Expect::Fails(_) | Expect::Perhaps(_) => {
                 let late = pending.submission.deadline_us > 0 && status == Code::DeadlineExceeded;
                 let faults = !self.is_quiet && self.may_fail();
-                let broken = matches!(
-                    status,
-                    Code::Unknown
-                        | Code::PeerDown
-                        | Code::DeviceError
-                        | Code::RemoteHandleStale
-                        | Code::DeadlineExceeded
-                );
-                let far = self.areas[pending.destination].is_leaving
+                let in_doubt = if pending.is_read() { Code::Interrupted } else { Code::Unknown };
+                let broken = status == in_doubt
+                    || matches!(
+                        status,
+                        Code::PeerDown | Code::DeviceError | Code::RemoteHandleStale | Code::DeadlineExceeded
+                    );
+                let (near, far) = pending.near_and_far();
+                let far = self.areas[far].is_leaving
                     && matches!(
                         status,
-                        Code::RemoteRefused | Code::RemoteRegionLost | Code::RemoteHandleStale
+                        Code::RemoteRefused
+                            | Code::RemoteRegionLost
+                            | Code::RemoteHandleStale
+                            | Code::Revoked
                     );
-                let near = self.areas[pending.source].is_leaving
+                let near = self.areas[near].is_leaving
                     && matches!(status, Code::LocalHandleStale | Code::RegionLost);
                 let gone = pending.is_abandoned && status == Code::SessionClosed;
                 let broken = broken || far || near || gone;
@@ -231,7 +276,7 @@ impl World<'_> {
             pending.events == 0 || !is_undelivered(status),
             "{context}: not delivered, but its event came"
         );
-        if submission.notify == NOTIFY_SIGNAL && pending.expect == Expect::Outcome {
+        if submission.notify == NOTIFY_SIGNAL && !matches!(pending.expect, Expect::Refused(_)) {
             let word = submission.notify_index as usize;
             let target = &mut self.sessions[pending.target];
             let value = submission.notify_value;
@@ -272,16 +317,27 @@ impl World<'_> {
             assert!(matches!(taken, LEG_STAGED | LEG_DIRECT), "{context}: no leg");
             let direct_possible = self.areas[area].info.direct_possible;
             assert!(direct_possible || taken == LEG_STAGED, "{context}: direct is not possible");
+            let is_asked = pending.is_read()
+                && self.sessions[pending.session].node != self.sessions[pending.target].node;
+            if at == 1 && is_asked && reason == Reason::Impossible && taken == LEG_STAGED {
+                assert!(!direct_possible || !self.config.network.capabilities.windows, "{context}");
+                continue;
+            }
+            // Our settings rule our leg.
+            let is_ours = if is_asked { at == 1 } else { at == 0 };
+            let (mode, from) = [
+                (Setting::SendMode, Setting::SendDirectFromBytes),
+                (Setting::ReceiveMode, Setting::ReceiveDirectFromBytes),
+            ][at];
             if wanted != LEG_AUTO && direct_possible {
                 assert_eq!((taken, reason), (wanted, Reason::Override), "{context}");
-            } else if at == 0 && direct_possible && wanted == LEG_AUTO {
-                match (settings.mode(Setting::SendMode), reason) {
+            } else if is_ours && direct_possible && wanted == LEG_AUTO {
+                match (settings.mode(mode), reason) {
                     (Mode::Staged, _) => assert_eq!((taken, reason), (LEG_STAGED, Reason::Mode), "{context}"),
                     (Mode::Direct, _) => assert_eq!((taken, reason), (LEG_DIRECT, Reason::Mode), "{context}"),
                     (Mode::Auto, Reason::Pressure) => assert_eq!(taken, LEG_DIRECT, "{context}"),
                     (Mode::Auto, _) => {
-                        let is_direct =
-                            pending.data.len() as u64 >= settings.get(Setting::SendDirectFromBytes);
+                        let is_direct = pending.data.len() as u64 >= settings.get(from);
                         assert_eq!(taken == LEG_DIRECT, is_direct, "{context}");
                     }
                 }
@@ -289,17 +345,18 @@ impl World<'_> {
         }
     }
 
-    fn note_route(&mut self, completion: &Completion) {
+    fn note_route(&mut self, completion: &Completion, is_read: bool) {
         if completion.send_leg > 0 && completion.receive_leg > 0 {
             let route = usize::from(completion.send_leg - 1) * 2 + usize::from(completion.receive_leg - 1);
-            self.routes[route] += 1;
+            let routes = if is_read { &mut self.read_routes } else { &mut self.routes };
+            routes[route] += 1;
         }
     }
 
     /// A deadline is kept within the time to stop and to end a connection that does not answer.
     fn check_time(&self, pending: &Pending, completion: &Completion, context: &str) {
         let deadline = u64::from(pending.submission.deadline_us) * 1000;
-        if deadline > 0 && pending.expect == Expect::Outcome {
+        if deadline > 0 && !matches!(pending.expect, Expect::Refused(_)) {
             let ends_within =
                 8 * (self.config.network.down_latency.max + self.config.network.latency.max) + 8_000_000;
             let quiesce_max = 4_000_000;

@@ -1,14 +1,15 @@
 //! The registrar's part of a world: connects with back-off, carries plans, reopens handles behind a fence.
 
 use railhead_abi::Code;
+use railhead_abi::frame::{ACCESS_READ, ACCESS_WRITE};
 use railhead_abi::settings::Plan;
 use railhead_core::Notice;
 use railhead_core::port::{ConnectionIndex, Nanos};
 use railhead_core::tables::{ConnectionInfo, RemoteInfo, Role};
 
-use super::session::AreaIndex;
+use super::session::{AreaIndex, Purpose};
 use super::tables::Words;
-use super::{World, draw_settings, peer_slot};
+use super::{World, draw_settings, first_target, peer_slot};
 use crate::Window;
 
 /// A connection that was made at some time: who holds its ends. Lanes are counted over all nodes.
@@ -43,7 +44,7 @@ pub(super) struct Handle {
 pub(super) struct Registrar {
     pairs: Vec<Pair>,
     connects: Vec<(Nanos, usize, ConnectionIndex)>,
-    plans: Vec<(Nanos, usize, u32, Plan)>,
+    plans: Vec<(Nanos, usize, u32, [Plan; 2])>,
     settings: Vec<(Nanos, usize, u64)>,
     pub(super) is_shutting_down: bool,
 }
@@ -59,6 +60,29 @@ pub(super) fn initiator_connection(peer: u32, class: u8) -> ConnectionIndex {
     match peer {
         0 => local_pair(class).0,
         _ => ConnectionIndex(u16::try_from(4 + 2 * (peer - 1) + u32::from(class)).expect("few peers")),
+    }
+}
+
+/// The connection on which a peer serves a lane's reads.
+fn reader_connection(peer: u32, class: u8, nodes: usize) -> ConnectionIndex {
+    match peer {
+        0 => local_pair(class).0,
+        _ => {
+            let peers = u16::try_from(nodes - 1).expect("few nodes");
+            ConnectionIndex(initiator_connection(peer, class).0 + 2 * peers)
+        }
+    }
+}
+
+/// Peer and class of a connection that a lane asks for, and whether it is one on which the peer serves reads.
+fn meaning(connection: ConnectionIndex, nodes: usize) -> (u32, u8, bool) {
+    let peers = u32::try_from(nodes - 1).expect("few nodes");
+    match connection.0 {
+        local @ 0..4 => (0, u8::from(local >= 2), false),
+        other => {
+            let at = u32::from(other - 4) / 2;
+            (at % peers + 1, u8::from((other - 4) % 2 == 1), at >= peers)
+        }
     }
 }
 
@@ -82,8 +106,7 @@ impl World<'_> {
                     !self.network.has_connection(self.lanes[lane].id, connection),
                     "{connection:?} is not down"
                 );
-                let is_own = connection.0 < 4 + 2 * u16::try_from(self.config.nodes - 1).expect("few nodes");
-                if !is_own {
+                if usize::from(connection.0) >= first_target(self.config.nodes) {
                     self.lanes[lane].free_targets.push(connection);
                 }
                 let fenced =
@@ -115,12 +138,13 @@ impl World<'_> {
                 self.registrar.connects.push((later, lane, connection));
             }
         }
-        for (due, lane, peer, plan) in std::mem::take(&mut self.registrar.plans) {
+        for (due, lane, peer, plans) in std::mem::take(&mut self.registrar.plans) {
             if due <= now {
-                self.lanes[lane].engine.update_plan(peer, &plan);
+                self.lanes[lane].engine.update_plan(peer, &plans[0]);
+                self.lanes[lane].engine.update_read_plan(peer, &plans[1]);
                 self.lanes[lane].is_rung = true;
             } else {
-                self.registrar.plans.push((due, lane, peer, plan));
+                self.registrar.plans.push((due, lane, peer, plans));
             }
         }
         for (due, lane, generation) in std::mem::take(&mut self.registrar.settings) {
@@ -152,10 +176,7 @@ impl World<'_> {
             }
             return false;
         }
-        let (peer, class) = match connection.0 {
-            local @ 0..4 => (0, u8::from(local >= 2)),
-            other => (u32::from(other - 4) / 2 + 1, u8::from((other - 4) % 2 == 1)),
-        };
+        let (peer, class, serves) = meaning(connection, self.config.nodes);
         let target = self.target_lane(lane, peer);
         let inbound = if peer == 0 {
             let inbound = local_pair(class).1;
@@ -170,23 +191,27 @@ impl World<'_> {
             let Some(inbound) = self.lanes[target].free_targets.pop() else { return false };
             inbound
         };
-        let info = |role, peer, pool: &railhead_core::pool::PoolShape, pool_epoch| ConnectionInfo {
-            role,
-            peer,
-            class,
-            slots: self.config.slots,
-            small_bytes: pool.small_bytes,
-            large_bytes: pool.large_bytes,
-            pool_epoch,
+        // The pool is that of the side that is written to.
+        let info = |role, peer, written: usize| {
+            let pool = &self.config.pools[self.lanes[written].node];
+            ConnectionInfo {
+                role,
+                peer,
+                class,
+                serves,
+                slots: self.config.slots,
+                small_bytes: pool.small_bytes,
+                large_bytes: pool.large_bytes,
+                pool_epoch: self.pool_epoch(written),
+            }
         };
         let (near, far) = (self.lanes[lane].node, self.lanes[target].node);
-        let inbound_info = info(
-            Role::Target,
-            peer_slot(far, near, self.config.nodes),
-            &self.config.pools[near],
-            self.pool_epoch(lane),
-        );
-        let outbound_info = info(Role::Initiator, peer, &self.config.pools[far], self.pool_epoch(target));
+        let back = peer_slot(far, near, self.config.nodes);
+        let (inbound_info, outbound_info) = if serves {
+            (info(Role::Initiator, back, lane), info(Role::Target, peer, lane))
+        } else {
+            (info(Role::Target, back, target), info(Role::Initiator, peer, target))
+        };
         // The target's engine may still be draining a connection of this index.
         if !self.lanes[target].engine.connection_up(inbound, inbound_info, now) {
             assert_eq!(peer, 0, "a free connection was refused");
@@ -258,25 +283,31 @@ impl World<'_> {
         self.install_handle(lane, slot);
     }
 
-    /// Opens a handle of a session to another's destination on one lane.
+    /// Opens a handle of a session to another's region on one lane.
     pub(super) fn install_handle(&mut self, lane: usize, slot: u32) {
         let (session, target) = (self.handle_owner(slot), self.handle_target(slot));
         let peer = self.peer_of(lane, target);
         let generation = self.handles.get(&(lane, slot)).map_or(1, |handle| handle.generation + 1);
-        let area = &self.areas[self.sessions[target].destination];
+        let purpose = Self::handle_purpose(slot);
+        let area = &self.areas[self.sessions[target].area(purpose)];
         let far = &self.lanes[self.target_lane(lane, peer)];
-        let plan = Plan {
+        let plan = |is_receive| Plan {
             direct_possible: area.info.direct_possible,
-            ..Plan::of(&far.settings[&far.generation], far.generation, true)
+            ..Plan::of(&far.settings[&far.generation], far.generation, is_receive)
         };
+        let nodes = self.config.nodes;
         let info = RemoteInfo {
             generation,
             session,
             peer,
+            access: if purpose == Purpose::Source { ACCESS_READ } else { ACCESS_WRITE },
             connections: [initiator_connection(peer, 0), initiator_connection(peer, 1)],
+            readers: [reader_connection(peer, 0, nodes), reader_connection(peer, 1, nodes)],
+            one_sided: self.config.network.capabilities.reads,
             key: railhead_core::port::Key { index: area.info.region.0, epoch: area.info.generation },
             bytes: area.memory.len() as u64,
-            plan,
+            plan: plan(true),
+            read_plan: plan(false),
         };
         assert!(self.lanes[lane].engine.install_remote(slot, info), "the handle's slot is free");
         self.lanes[lane].is_rung = true;
@@ -296,7 +327,8 @@ impl World<'_> {
                 self.registrar.settings.push((due, lane, generation));
             }
             let peer = peer_slot(self.lanes[lane].node, node, self.config.nodes);
-            self.registrar.plans.push((due, lane, peer, Plan::of(&settings, generation, true)));
+            let plans = [true, false].map(|is_receive| Plan::of(&settings, generation, is_receive));
+            self.registrar.plans.push((due, lane, peer, plans));
         }
     }
 

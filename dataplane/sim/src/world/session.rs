@@ -14,6 +14,21 @@ use crate::{Rng, SimMemory, Use, Window};
 /// Names an [`Area`] of a world.
 pub(super) type AreaIndex = usize;
 
+/// What a region of a session is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// What its writes come from, and what others read.
+    Source,
+    /// What others write to.
+    Destination,
+    /// What its reads go into: nobody else was given any right to it.
+    Sink,
+}
+
+impl Purpose {
+    pub(super) const ALL: [Purpose; 3] = [Purpose::Source, Purpose::Destination, Purpose::Sink];
+}
+
 /// What a session says of its region.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct AreaInfo {
@@ -21,7 +36,7 @@ pub(super) struct AreaInfo {
     pub(super) session: usize,
     pub(super) region: RegionIndex,
     pub(super) generation: u32,
-    pub(super) is_destination: bool,
+    pub(super) purpose: Purpose,
     pub(super) direct_possible: bool,
     /// Inbound writes need a flush.
     pub(super) flush: bool,
@@ -41,8 +56,7 @@ pub(super) struct Area {
 
 impl Area {
     pub(super) fn new(info: AreaInfo, bytes: usize, rng: &mut Rng) -> Self {
-        let what = if info.is_destination { "destination" } else { "source" };
-        let name = format!("{what} {} of session {}", info.generation, info.session);
+        let name = format!("{:?} {} of session {}", info.purpose, info.generation, info.session);
         let memory = if info.flush { SimMemory::lazy(&name, bytes) } else { SimMemory::new(&name, bytes) };
         let mut model = vec![0; bytes];
         rng.fill(&mut model);
@@ -126,8 +140,8 @@ pub(super) struct Session {
     pub(super) signals: Words,
     pub(super) event_bell: Bell<Words>,
     pub(super) is_event_asleep: bool,
-    pub(super) source: AreaIndex,
-    pub(super) destination: AreaIndex,
+    /// Its regions by [`Purpose`].
+    pub(super) areas: [AreaIndex; 3],
     /// Sum of the addends of transfers that succeeded, and of those of which nobody knows, by signal.
     pub(super) sure: Vec<u64>,
     pub(super) unsure: Vec<u64>,
@@ -157,12 +171,7 @@ pub(super) fn port(entries: usize) -> (ClientPort, PortParts<Words>) {
 }
 
 impl Session {
-    pub(super) fn new(
-        (node, slot): (usize, u32),
-        source: AreaIndex,
-        destination: AreaIndex,
-        left: usize,
-    ) -> Self {
+    pub(super) fn new((node, slot): (usize, u32), left: usize) -> Self {
         Self {
             node,
             slot,
@@ -171,13 +180,16 @@ impl Session {
             signals: words(SIGNALS),
             event_bell: Bell::new(words(1)).expect("one word"),
             is_event_asleep: false,
-            source,
-            destination,
+            areas: [0; 3],
             sure: vec![0; SIGNALS],
             unsure: vec![0; SIGNALS],
             left,
             in_flight: 0,
         }
+    }
+
+    pub(super) const fn area(&self, purpose: Purpose) -> AreaIndex {
+        self.areas[purpose as usize]
     }
 
     /// What a lane needs to notify this session.

@@ -86,6 +86,7 @@ impl<'s> Node<'s> {
                 flush: false,
                 direct_possible: true,
                 peers: u64::MAX,
+                readers: 0,
             };
             assert!(engine.install_region(region, info));
         }
@@ -93,10 +94,14 @@ impl<'s> Node<'s> {
             generation: 1,
             session: 0,
             peer: 1,
+            access: ACCESS_WRITE,
             connections: [ConnectionIndex(0), ConnectionIndex(1)],
+            readers: [ConnectionIndex(0), ConnectionIndex(1)],
+            one_sided: false,
             key: Key { index: DESTINATION.0, epoch: 1 },
             bytes: bytes as u64,
             plan: Plan::of(&Settings::default(), 1, true),
+            read_plan: Plan::of(&Settings::default(), 1, false),
         };
         assert!(engine.install_remote(0, remote));
         let ring = |item| words(ring_words(ENTRIES, item));
@@ -185,6 +190,7 @@ impl<'s> Rig<'s> {
                     role,
                     peer: 1,
                     class,
+                    serves: false,
                     slots: 16,
                     small_bytes: POOL.small_bytes,
                     large_bytes: POOL.large_bytes,
