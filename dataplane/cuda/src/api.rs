@@ -7,8 +7,8 @@
 use core::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 
 use cudarc::driver::sys::{
-    self, CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUipcMemHandle, CUmemAccessDesc, CUmemAllocationProp,
-    CUmemcpyAttributes, CUmodule, CUstream, CUuuid,
+    self, CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUipcMemHandle, CUmemAccessDesc,
+    CUmemAllocationProp, CUmemcpyAttributes, CUmodule, CUstream, CUuuid,
 };
 
 /// What every call gives back; see [`crate::CudaError`].

@@ -16,6 +16,9 @@ mod table;
 #[cfg(test)]
 mod tests;
 
+/// Most queues of one copier.
+pub const QUEUES_MAX: usize = 128;
+
 /// A copy of so many bytes keeps a copy engine busy by itself.
 const LONG_BYTES: u32 = 512 << 10;
 
@@ -78,6 +81,8 @@ pub struct CudaCopier<Q: Queues> {
     queues: Q,
     table: Table<Q::Memory>,
     states: Box<[Queue]>,
+    /// Bit by bit the queues that are not empty.
+    open: u128,
     /// Ends that need no device: refused when they were posted.
     ended: VecDeque<CopyDone>,
     posted: usize,
@@ -95,17 +100,18 @@ impl<Q: Queues> CudaCopier<Q> {
     /// An engine without any memory. Allocates all that it ever needs.
     ///
     /// # Panics
-    /// If `copies` or `calls_max` is 0, or there is no queue.
+    /// If `copies` or `calls_max` is 0, or there is no queue, or more than [`QUEUES_MAX`].
     #[must_use]
     pub fn new(config: CopierConfig, queues: Q) -> Self {
         assert!(config.copies > 0 && config.calls_max > 0, "a copy engine needs a queue and calls");
         let copies = usize::from(config.copies);
         let infos = queues.queues();
-        assert!(!infos.is_empty(), "a copy engine without queues");
+        assert!((1..=QUEUES_MAX).contains(&infos.len()), "a copy engine has 1 to {QUEUES_MAX} queues");
         let gpus = infos.iter().map(|info| usize::from(info.gpu) + 1).max().unwrap_or(0);
         Self {
             table: Table::new(config.regions),
             states: infos.iter().map(|info| Queue::new(*info, copies)).collect(),
+            open: 0,
             ended: VecDeque::with_capacity(copies),
             posted: 0,
             config,
@@ -172,7 +178,8 @@ impl<Q: Queues> CudaCopier<Q> {
     /// Whether no resident kernel runs, after [`CudaCopier::pause_kernels`] and some polls.
     pub fn kernels_are_paused(&mut self) -> bool {
         self.pause_idle_kernels();
-        (0..self.states.len()).all(|at| self.is_engine(at) || self.states[at].is_empty() && self.queues.is_paused(at))
+        (0..self.states.len())
+            .all(|at| self.is_engine(at) || self.states[at].is_empty() && self.queues.is_paused(at))
     }
 
     fn is_engine(&self, at: usize) -> bool {
@@ -192,8 +199,7 @@ impl<Q: Queues> CudaCopier<Q> {
     /// `None` if it should poll. For long copies only: sleeping and waking cost more than a short one takes.
     #[must_use]
     pub fn rest_until(&self, now: Nanos) -> Option<Nanos> {
-        let busy = self.states.iter().filter(|state| !state.is_empty());
-        let rests = busy.map(|state| state.rest(now));
+        let rests = Open::from(self.open, 0).map(|at| self.states[at].rest(now));
         let shortest = rests.min_by_key(|rest| rest.unwrap_or(0)).flatten()?;
         (self.ended.is_empty()).then(|| now + shortest)
     }
@@ -227,9 +233,10 @@ impl<Q: Queues> CudaCopier<Q> {
                 && info.mechanism == mechanism
                 && info.direction.is_none_or(|takes| takes == direction)
         };
-        // Long copies follow one another in the first queue of their way, so that the first is there early; short ones
-        // take turns in the others and wait for none of them.
-        let long = posted.bytes >= LONG_BYTES;
+        // Over the bus long copies follow one another in the first queue of their way, so that the first is there early;
+        // short ones take turns in the others and wait for none of them. Between GPUs the gap between two copies of one
+        // queue counts for more.
+        let long = posted.bytes >= LONG_BYTES && direction != Direction::Peer;
         let find = |mechanism: Mechanism| {
             let states = self.states.iter().enumerate();
             let mut fitting = states.filter(|(_, state)| fits(&state.info, mechanism));
@@ -263,8 +270,7 @@ impl<Q: Queues> CudaCopier<Q> {
 
     fn issue_all(&mut self, now: Nanos) {
         let mut calls = usize::from(self.config.calls_max);
-        for step in 0..self.states.len() {
-            let at = (self.turn + step) % self.states.len();
+        for at in Open::from(self.open, self.turn) {
             while calls > 0 && self.states[at].has_unissued() {
                 let issue = Issue { queues: &mut self.queues, table: &self.table, now };
                 match self.states[at].issue(at, issue) {
@@ -304,6 +310,31 @@ impl<Q: Queues> CudaCopier<Q> {
     }
 }
 
+/// The queues that are not empty, from one on and around.
+struct Open {
+    above: u128,
+    below: u128,
+}
+
+impl Open {
+    const fn from(open: u128, first: usize) -> Self {
+        let above = open & (u128::MAX << first);
+        Self { above, below: open & !above }
+    }
+}
+
+impl Iterator for Open {
+    type Item = usize;
+
+    #[inline]
+    fn next(&mut self) -> Option<usize> {
+        let set = if self.above != 0 { &mut self.above } else { &mut self.below };
+        let at = set.trailing_zeros();
+        *set &= set.wrapping_sub(1);
+        (at < u128::BITS).then_some(at as usize)
+    }
+}
+
 /// The GPU that copies and the direction as it sees it. Between two GPUs it is the source's, which is the faster way
 /// round; host memory alone is left to the first.
 fn way(from: Side, to: Side) -> (u8, Direction) {
@@ -326,7 +357,10 @@ impl<Q: Queues> CopyEngine for CudaCopier<Q> {
             return Ok(());
         };
         match self.choose(&posted) {
-            Some(queue) => self.states[queue].push(posted),
+            Some(queue) => {
+                self.states[queue].push(posted);
+                self.open |= 1 << queue;
+            }
             None => {
                 self.table.release(&posted);
                 self.ended.push_back(CopyDone { post: copy.post, status: Code::DeviceError });
@@ -348,11 +382,7 @@ impl<Q: Queues> CopyEngine for CudaCopier<Q> {
             count += 1;
         }
         self.turn = (self.turn + 1) % self.states.len();
-        for step in 0..self.states.len() {
-            let at = (self.turn + step) % self.states.len();
-            if self.states[at].is_empty() {
-                continue;
-            }
+        for at in Open::from(self.open, self.turn) {
             if let Err(error) = self.queues.tend(at) {
                 self.lose(self.states[at].info.gpu, error);
             }
@@ -366,6 +396,9 @@ impl<Q: Queues> CopyEngine for CudaCopier<Q> {
                 let status = if lost && posted.status == Code::Ok { Code::RegionLost } else { posted.status };
                 done[count] = CopyDone { post: posted.post, status };
                 count += 1;
+            }
+            if self.states[at].is_empty() {
+                self.open &= !(1 << at);
             }
         }
         self.posted -= count;

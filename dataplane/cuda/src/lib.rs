@@ -35,7 +35,7 @@ mod streams;
 pub use both::BothCopiers;
 pub use checksum::{Checksum, checksum, pattern};
 pub use client_memory::ClientMemory;
-pub use copier::{CopierConfig, CudaCopier, GpuLost, KernelLimits};
+pub use copier::{CopierConfig, CudaCopier, GpuLost, KernelLimits, QUEUES_MAX};
 pub use device::{Device, WritesOrdering};
 pub use driver::{Absent, Driver};
 pub use error::CudaError;

@@ -105,8 +105,16 @@ impl Resident {
         permission.check(gpu.device())?;
         let kernels = Kernels::load(gpu)?;
         let (stream, words) = (Stream::new(gpu)?, PinnedWords::new(gpu, WORDS)?);
-        let mut resident =
-            Self { gpu: gpu.clone(), stream, kernels, words, config, posted: 0, running: false, stopping: false };
+        let mut resident = Self {
+            gpu: gpu.clone(),
+            stream,
+            kernels,
+            words,
+            config,
+            posted: 0,
+            running: false,
+            stopping: false,
+        };
         resident.launch(0)?;
         Ok(resident)
     }

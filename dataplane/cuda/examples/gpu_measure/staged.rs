@@ -73,9 +73,8 @@ struct Raw {
 impl Raw {
     fn new(rig: &Rig) -> Self {
         let (first, last) = rig.two();
-        let events = |at: usize| {
-            (0..BLOCKS).map(|_| Event::new(&rig.gpus[at]).expect("an event")).collect::<Vec<_>>()
-        };
+        let events =
+            |at: usize| (0..BLOCKS).map(|_| Event::new(&rig.gpus[at]).expect("an event")).collect::<Vec<_>>();
         Self {
             out: Stream::new(&rig.gpus[first]).expect("a stream"),
             into: Stream::new(&rig.gpus[last]).expect("a stream"),

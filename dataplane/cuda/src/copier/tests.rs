@@ -581,7 +581,8 @@ fn long_copies_follow_one_another_and_short_ones_do_not_wait_for_them() {
     let busy: Vec<usize> = lengths.into_iter().filter(|length| *length > 0).collect();
     // Four copies and their marks in one queue, one and its mark in another.
     assert_eq!(busy, [8, 2]);
-    let order: Vec<u32> = harness.until_idle().iter().map(|done| done.post.0).filter(|post| *post < 9).collect();
+    let order: Vec<u32> =
+        harness.until_idle().iter().map(|done| done.post.0).filter(|post| *post < 9).collect();
     assert_eq!(order, [0, 1, 2, 3]);
 }
 

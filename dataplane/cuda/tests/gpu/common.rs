@@ -1,6 +1,7 @@
 //! What the tests share.
 
 use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
 
 use railhead_cuda::{CopyMemory, DeviceMemory, Driver, Gpu, Pieces, PinnedMemory, Stream};
 use railhead_memory::{Arena, ArenaConfig, Policy};
@@ -11,11 +12,15 @@ pub(crate) fn driver() -> Driver {
     Driver::open().expect(GIVEN)
 }
 
-/// All GPUs.
+/// All GPUs. Kept open: making a context takes longer than most tests.
 pub(crate) fn gpus() -> Vec<Gpu> {
-    let driver = driver();
-    let count = driver.device_count().expect("a count");
-    (0..count).map(|ordinal| Gpu::open(&driver, ordinal).expect("a GPU")).collect()
+    static GPUS: OnceLock<Vec<Gpu>> = OnceLock::new();
+    GPUS.get_or_init(|| {
+        let driver = driver();
+        let count = driver.device_count().expect("a count");
+        (0..count).map(|ordinal| Gpu::open(&driver, ordinal).expect("a GPU")).collect()
+    })
+    .clone()
 }
 
 /// The first and the last: the same where there is one.
