@@ -35,6 +35,8 @@ pub struct NodeConfig {
     pub sessions: usize,
     /// Lines of `[pool]`.
     pub pool: String,
+    /// Lines of `[rdma]`.
+    pub rdma: String,
     /// Lines of `[settings]`.
     pub settings: String,
     /// `fabric.listen`, on 127.0.0.1.
@@ -56,6 +58,7 @@ impl NodeConfig {
             lanes: 1,
             sessions: 64,
             pool: "hugepages = \"never\"\n".to_owned(),
+            rdma: "use = \"off\"\n".to_owned(),
             settings: String::new(),
             fabric_port: free_port(),
             control_port: free_port(),
@@ -67,12 +70,14 @@ impl NodeConfig {
     /// The file's text.
     #[must_use]
     pub fn text(&self) -> String {
-        let Self { name, lanes, sessions, pool, settings, fabric_port, control_port, key_file, peers } = self;
+        let Self { name, lanes, sessions, pool, rdma, settings, fabric_port, control_port, key_file, peers } =
+            self;
         let mut text = format!(
             "[node]\nname = \"{name}\"\nstate_dir = \"{name}\"\n\n\
              [dataplane]\nlanes = {lanes}\nlog = \"debug\"\n\n\
              [session]\nmax = {sessions}\n\n[pool]\n{pool}\n\
-             [fabric]\nlisten = \"127.0.0.1:{fabric_port}\"\nkey_file = \"{key_file}\"\n\n"
+             [fabric]\nlisten = \"127.0.0.1:{fabric_port}\"\nkey_file = \"{key_file}\"\n\n\
+             [rdma]\n{rdma}\n"
         );
         for Peer { name, port } in peers {
             // Writing to a String cannot fail.

@@ -5,3 +5,4 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod devices;
+mod raw;
