@@ -263,6 +263,24 @@ impl Connection {
         }
     }
 
+    /// Keeps the first error. A receive may come back as flushed before the send whose failure flushed it: then the send's
+    /// own error takes its place.
+    pub(crate) fn note_fault(&mut self, completion: &ibv_wc) {
+        let (status, vendor_error) = (completion.status, completion.vendor_err);
+        let is_flushed = |status| status == IBV_WC_WR_FLUSH_ERR;
+        match self.first_fault {
+            _ if status == IBV_WC_SUCCESS => {}
+            None => self.first_fault = Some(Fault { status, vendor_error }),
+            Some(first) if is_flushed(first.status) && !is_flushed(status) => {
+                self.first_fault = Some(Fault { status, vendor_error });
+                if self.cause == Some(Code::ConnectionReset) {
+                    self.cause = Some(code_of(status));
+                }
+            }
+            Some(_) => {}
+        }
+    }
+
     /// Why sends failed, if one did.
     pub(crate) fn fault(&self) -> Option<Code> {
         self.fault.map(|(_, code)| code)

@@ -9,7 +9,6 @@ use rdma_core_sys::{
 use crate::connection::{Connection, Posted, State, Work, code_of};
 use crate::counters::RailCounters;
 use crate::fabric::{Early, VerbsFabric};
-use crate::fault::Fault;
 use crate::identity::{Identity, Queue};
 use crate::mailbox::RECEIVE_BYTES;
 use crate::message::{Head, Kind};
@@ -318,10 +317,7 @@ impl VerbsFabric {
     fn take_own(&mut self, at: usize, identity: Identity, completion: &ibv_wc) {
         self.busy.set(at, true);
         let connection = &mut self.connections[at];
-        if completion.status != IBV_WC_SUCCESS {
-            let fault = Fault { status: completion.status, vendor_error: completion.vendor_err };
-            connection.first_fault.get_or_insert(fault);
-        }
+        connection.note_fault(completion);
         if identity.queue == Queue::Send {
             connection.send_completed(identity.number, completion);
             if let Some(cause) = connection.fault() {

@@ -239,3 +239,21 @@ fn a_lane_can_sleep() {
         assert_eq!(harness.nodes[1].fabric.poll(now, &mut events), 1, "round {round}");
     }
 }
+
+/// The installed library, where the kernel may or may not have RDMA.
+#[test]
+fn a_machine_without_rdma_says_so() {
+    let library = match railhead_verbs::Library::open(None) {
+        Ok(library) => library,
+        Err(error) => {
+            println!("NOT RUN: a_machine_without_rdma_says_so: {error}");
+            return;
+        }
+    };
+    match railhead_verbs::list(library) {
+        Ok(devices) => println!("devices of this machine: {devices:?}"),
+        Err(error) => assert!(error.to_string().starts_with("this kernel has no RDMA devices"), "{error}"),
+    }
+    let config = railhead_verbs::NicConfig { device: "nowhere0".into(), ..Default::default() };
+    assert!(railhead_verbs::Nic::open(library, config).is_err());
+}

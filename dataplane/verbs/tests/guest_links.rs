@@ -90,6 +90,39 @@ fn what_a_soft_nic_cannot_register_is_said() {
     assert!(error.is_unsupported(), "{error}");
 }
 
+/// Takes the right to pin without limit from this thread, and sets the limit of its process.
+fn limit_pinning(bytes: libc::rlim_t) {
+    const VERSION: u32 = 0x2008_0522;
+    const IPC_LOCK: u32 = 1 << 14;
+    let head = [VERSION, 0];
+    // Effective, permitted, inheritable; the low and then the high words.
+    let mut rights = [0u32; 6];
+    // SAFETY: head and rights have the layout of capget(2), version 3.
+    unsafe {
+        assert_eq!(libc::syscall(libc::SYS_capget, head.as_ptr(), rights.as_mut_ptr()), 0);
+        rights[0] &= !IPC_LOCK;
+        assert_eq!(libc::syscall(libc::SYS_capset, head.as_ptr(), rights.as_ptr()), 0);
+    }
+    let limit = libc::rlimit { rlim_cur: bytes, rlim_max: libc::RLIM_INFINITY };
+    // SAFETY: a whole limit.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &limit) }, 0);
+}
+
+#[test]
+#[ignore = "needs a guest: ops/lab/run-tests --net veth"]
+fn too_little_to_pin_is_said_with_the_remedy() {
+    let (_alone, setup) = guest();
+    let harness = Harness::with_memory(&setup, 4 << 20);
+    let (domain, memory) = (harness.nodes[0].nic.domain(), harness.span(End::Initiator, common::SOURCE));
+    limit_pinning(6 << 20);
+    let refused = MemoryRegion::register(domain, memory, MemoryAccess::default()).unwrap_err().to_string();
+    limit_pinning(libc::RLIM_INFINITY);
+    let expected = "4194304 bytes cannot be pinned: RLIMIT_MEMLOCK is 6291456 bytes; \
+                    set LimitMEMLOCK=infinity in the dataplane's unit file";
+    assert_eq!(refused, expected);
+    assert!(MemoryRegion::register(domain, memory, MemoryAccess::default()).is_ok());
+}
+
 #[test]
 #[ignore = "needs a guest: ops/lab/run-tests --net veth"]
 fn a_lossy_wire_costs_time_and_nothing_else() {

@@ -292,6 +292,22 @@ fn a_device_that_gives_nothing_back_does_not_hold_a_connection() {
     assert_eq!(harness.status_of(20), Code::Ok);
 }
 
+/// Which queue a NIC flushes first is its own affair.
+#[test]
+fn the_cause_is_the_error_and_not_what_was_flushed_before_it() {
+    let _alone = alone();
+    let mut harness = Harness::with_memory(&Setup::stand_in(), 4096);
+    stand_in::set(Set::FlushesFirst, 1);
+    stand_in::fail(harness.pairs[0].as_ref().unwrap()[0].number(), 0, 10);
+    harness.write(1, 0, 100).unwrap();
+    let said = harness.until("this end is down", |said| common::down(&said[0]).is_some());
+    stand_in::set(Set::FlushesFirst, 0);
+    assert_eq!(common::status(&said[0], 1), Some(Code::RemoteRefused));
+    assert_eq!(common::down(&said[0]), Some(Code::RemoteRefused));
+    let near = harness.near();
+    assert_eq!(harness.nodes[0].fabric.fault(near).unwrap().status, 10);
+}
+
 /// A peer that sends what is no message ends its connection, and nothing of it is believed.
 #[test]
 fn a_peer_that_breaks_the_protocol_is_dropped() {

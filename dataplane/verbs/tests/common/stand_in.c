@@ -51,14 +51,14 @@ static uint64_t seed = 88172645463325252ull;
 static struct log_entry entries[LOG];
 static uint64_t logged;
 /* Options that tests set. */
-static uint64_t pace = 8, inline_max = 256, has_dma_buf = 1, has_thread_domains = 1, port_is_down, silent, corrupts;
+static uint64_t pace = 8, inline_max = 256, has_dma_buf = 1, has_thread_domains = 1, port_is_down, silent, corrupts, flushes_first;
 
 static uint64_t draw(uint64_t below) { seed ^= seed << 13; seed ^= seed >> 7; seed ^= seed << 17; return seed % below; }
 
 EXPORT void stand_in_counters(struct counters *to) { pthread_mutex_lock(&lock); *to = now; pthread_mutex_unlock(&lock); }
 EXPORT void stand_in_set(int option, uint64_t value)
 {
-	uint64_t *options[] = { &pace, &inline_max, &has_dma_buf, &has_thread_domains, &port_is_down, &silent, &corrupts };
+	uint64_t *options[] = { &pace, &inline_max, &has_dma_buf, &has_thread_domains, &port_is_down, &silent, &corrupts, &flushes_first };
 	pthread_mutex_lock(&lock); *options[option] = value; pthread_mutex_unlock(&lock);
 }
 /* The send after `after` others of this queue pair fails with `status`. */
@@ -327,6 +327,14 @@ EXPORT struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *
 	pthread_mutex_unlock(&lock);
 	return &qp->qp;
 }
+static void flush_receives(struct my_qp *qp)
+{
+	for (; qp->receive_count; qp->receive_count--) {
+		struct receive *receive = &qp->receives[qp->receive_head];
+		qp->receive_head = (qp->receive_head + 1) % qp->cap.max_recv_wr;
+		complete((struct my_cq *)qp->qp.recv_cq, qp, (struct ibv_wc){ .wr_id = receive->wr_id, .status = IBV_WC_WR_FLUSH_ERR, .opcode = IBV_WC_RECV }, 0);
+	}
+}
 static void to_error(struct my_qp *qp)
 {
 	if (qp->state == IBV_QPS_ERR) return;
@@ -339,11 +347,7 @@ static void to_error(struct my_qp *qp)
 	}
 	qp->first = NULL;
 	qp->last = &qp->first;
-	for (; qp->receive_count; qp->receive_count--) {
-		struct receive *receive = &qp->receives[qp->receive_head];
-		qp->receive_head = (qp->receive_head + 1) % qp->cap.max_recv_wr;
-		complete((struct my_cq *)qp->qp.recv_cq, qp, (struct ibv_wc){ .wr_id = receive->wr_id, .status = IBV_WC_WR_FLUSH_ERR, .opcode = IBV_WC_RECV }, 0);
-	}
+	flush_receives(qp);
 }
 EXPORT int ibv_destroy_qp(struct ibv_qp *qp)
 {
@@ -486,6 +490,7 @@ static void progress(struct my_qp *qp)
 		if (status < 0 || qp->first != send) return;
 		qp->first = send->next;
 		if (!qp->first) qp->last = &qp->first;
+		if (flushes_first && status != IBV_WC_SUCCESS) flush_receives(qp);
 		if (status != IBV_WC_SUCCESS || send->wr.send_flags & IBV_SEND_SIGNALED)
 			complete((struct my_cq *)qp->qp.send_cq, qp, (struct ibv_wc){ .wr_id = send->wr.wr_id, .status = (enum ibv_wc_status)status, .opcode = IBV_WC_SEND }, send->position);
 		free(send);

@@ -57,6 +57,8 @@ pub(crate) enum Option {
     Silent = 5,
     /// A bit of the head of each message is flipped on its way.
     Corrupts = 6,
+    /// The receives of a queue pair that fails come back before the send that failed.
+    FlushesFirst = 7,
 }
 
 struct Calls {
