@@ -38,7 +38,7 @@ fn nothing_is_left_of_a_killed_dataplane() {
             if let Err(failure) = outcome(completion) {
                 let code = failure.code;
                 assert!(
-                    matches!(code, railhead_client::Code::Unknown | railhead_client::Code::PeerDown),
+                    matches!(code, Some(railhead_client::Code::Unknown | railhead_client::Code::PeerDown)),
                     "{completion:?}"
                 );
             }

@@ -5,6 +5,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod bad_wire;
 mod ends;
 mod routes;
 
