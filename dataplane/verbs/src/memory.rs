@@ -4,6 +4,7 @@ use core::ptr::NonNull;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 
+use railhead_abi::frame::{ACCESS_READ, ACCESS_WRITE};
 use railhead_shm::OwnedSpan;
 use rdma_core_sys::{
     IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_RELAXED_ORDERING, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE,
@@ -28,6 +29,22 @@ pub struct MemoryAccess {
 }
 
 impl MemoryAccess {
+    /// For a region that is granted with these rights ([`ACCESS_READ`], [`ACCESS_WRITE`]).
+    ///
+    /// What may be written may be read by the NIC: a confirm reads the last byte written. Whether a peer may read, its
+    /// table says.
+    #[must_use]
+    pub const fn granting(access: u32, relaxed_ordering: bool) -> Self {
+        let is_written = access & ACCESS_WRITE != 0;
+        let is_read = access & ACCESS_READ != 0;
+        Self {
+            local_write: is_written,
+            remote_write: is_written,
+            remote_read: is_read || is_written,
+            relaxed_ordering,
+        }
+    }
+
     fn flags(self) -> u32 {
         let flag = |is_set: bool, flag| if is_set { flag } else { 0 };
         // A remote write needs the local one.

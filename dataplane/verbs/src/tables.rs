@@ -199,7 +199,7 @@ impl Want {
         Self { access: ACCESS_READ, bytes, rail }
     }
 
-    /// One byte behind writes. The NIC lets it be read where it may be written: see [`crate::remote_access`].
+    /// One byte behind writes. The NIC lets it be read where it may be written: see [`crate::MemoryAccess::granting`].
     pub(crate) const fn confirm(rail: usize) -> Self {
         Self { access: ACCESS_WRITE, bytes: 1, rail }
     }

@@ -164,13 +164,7 @@ impl Harness {
 }
 
 fn register(nic: &Nic, memory: &OwnedSpan, access: u32, epoch: u32) -> Memory {
-    let rights = MemoryAccess {
-        local_write: true,
-        remote_write: access & ACCESS_WRITE != 0,
-        // What may be written may be confirmed, by a read.
-        remote_read: access & (ACCESS_READ | ACCESS_WRITE) != 0,
-        relaxed_ordering: true,
-    };
+    let rights = MemoryAccess { local_write: true, ..MemoryAccess::granting(access, true) };
     let registration = MemoryRegion::register(nic.domain(), memory, rights).expect("registered");
     let remote = RemoteMemory {
         epoch,
