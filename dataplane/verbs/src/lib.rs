@@ -47,6 +47,7 @@ mod rail;
 mod ring;
 mod tables;
 mod tell;
+mod topology;
 
 pub use cache::{CacheCounters, CacheKey, Lease, PinBudget, Pinned, RegistrationCache};
 pub use closer::Closer;
@@ -66,3 +67,4 @@ pub use queue_pair::{Patience, QueuePair};
 pub use rail::{ConnectionFacts, ConnectionSizes, Endpoint, EndpointInfo, INFO_WORDS, Rail, Ready};
 pub use rdma_core_sys::{Library, LoadError};
 pub use tables::{RAILS_MAX, REMOTE_MEMORY_WORDS, RegionEntry, RemoteMemory};
+pub use topology::{Distance, Site};

@@ -284,8 +284,11 @@ fn a_device_that_gives_nothing_back_does_not_hold_a_connection() {
         let connection = harness.connection(end, 0);
         harness.fabric(end).close(connection);
     }
+    let before = (std::time::Instant::now(), stand_in::counters().queue_pairs);
     let said = harness.until("both are down", |said| said.iter().all(|said| common::down(said).is_some()));
     stand_in::set(Set::Silent, 0);
+    assert!(before.0.elapsed() > std::time::Duration::from_millis(900), "it was given its time");
+    assert_eq!(stand_in::counters().queue_pairs, before.1 - 2, "only then nothing lands any more");
     assert!((0..8).all(|post| common::status(&said[0], post).is_some()));
     harness.connect(0);
     harness.write(20, 0, 4096).unwrap();
@@ -329,6 +332,21 @@ fn a_peer_that_breaks_the_protocol_is_dropped() {
     assert_eq!(ended, 40);
 }
 
+/// Other memory in the slot hands over first what waits for a kick, too.
+#[test]
+fn memory_may_be_replaced_before_the_kick() {
+    let _alone = alone();
+    let mut harness = Harness::with_memory(&Setup::stand_in(), 4096);
+    let (mut old, mut seen) = ([0; 100], [0; 100]);
+    harness.read_bytes(End::Initiator, SOURCE, 0, &mut old);
+    // Small enough to be read by the processor, from memory that is unmapped before the kick.
+    harness.write(1, 0, 100).unwrap();
+    harness.install(End::Initiator, SOURCE, 2, 4096, 0);
+    assert_eq!(harness.status_of(1), Code::Ok);
+    harness.read_bytes(End::Target, TARGET, 0, &mut seen);
+    assert_eq!(old, seen);
+}
+
 /// Removing memory hands over first what waits for a kick.
 #[test]
 fn memory_may_go_before_the_kick() {
@@ -336,6 +354,8 @@ fn memory_may_go_before_the_kick() {
     let mut harness = Harness::with_memory(&Setup::stand_in(), 4096);
     harness.write(1, 0, 100).unwrap();
     assert!(harness.fabric(End::Initiator).remove(SOURCE).is_some());
+    // Unmapped: a kick that reads it would be a fault.
+    harness.unmap(End::Initiator, SOURCE);
     assert_eq!(harness.status_of(1), Code::Ok);
     // What is posted for it afterwards ends here, and with it the connection: nothing passes it.
     harness.write(2, 0, 100).unwrap();

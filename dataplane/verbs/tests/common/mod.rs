@@ -303,6 +303,11 @@ impl Harness {
         self.fabric(End::Initiator).write(near, &write)
     }
 
+    /// Gives up memory and its registration.
+    pub(crate) fn unmap(&mut self, end: End, region: RegionIndex) {
+        drop(self.nodes[end as usize].memories[region.0 as usize].take());
+    }
+
     /// The key that peers name a target's region by.
     pub(crate) fn remote_key(&self, region: RegionIndex) -> u32 {
         self.nodes[1].memories[region.0 as usize].as_ref().expect("an installed region").remote.keys[0]
