@@ -132,7 +132,7 @@ extern "C" __global__ void railhead_resident(const Command *commands, u32 slots,
             // What the host wrote before the command is read by the whole block after the barrier: the loads cannot begin
             // earlier, since the command holds their addresses, and they go past the first-level cache. The fence for the
             // whole system, which the memory model asks for beside that, costs 1.2 us of some 5; this one costs nothing.
-            __threadfence();
+            asm volatile("fence.acq_rel.gpu;" : : : "memory");
         }
         __syncthreads();
         if (reason != 0) {

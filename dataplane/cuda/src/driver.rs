@@ -176,15 +176,12 @@ mod tests {
         assert!(text.contains("CUDA 11.8, needed is 12.0"), "{text}");
     }
 
-    /// On a machine with a driver this sees it start; without, the answer is a reason and not a crash.
+    /// With or without a driver: an answer, the same each time, and not a crash.
     #[test]
     fn opening_never_panics_and_is_stable() {
         let first = Driver::open().map(|driver| driver.version());
         let second = Driver::open().map(|driver| driver.version());
         assert_eq!(first, second);
-        match first {
-            Ok(version) => println!("driver of CUDA {version}"),
-            Err(absent) => println!("no driver here: {}: {absent}", absent.name()),
-        }
+        assert!(first.is_ok_and(|version| version >= VERSION_MIN) || second.is_err());
     }
 }

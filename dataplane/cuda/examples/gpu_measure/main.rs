@@ -22,6 +22,10 @@ fn main() {
             std::process::exit(2);
         }
     };
+    if options.load {
+        staged::load(&rig);
+        return;
+    }
     rig.print_machine();
     latency::table(&rig);
     latency::out_by_kernel(&rig);

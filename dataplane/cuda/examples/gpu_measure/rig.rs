@@ -10,12 +10,14 @@ use serde_json::{Value, json};
 pub(crate) struct Options {
     /// Pairs of a row.
     pub(crate) pairs: usize,
+    /// Copy and measure nothing: for what runs beside.
+    pub(crate) load: bool,
 }
 
 impl Options {
     pub(crate) fn from_arguments() -> Self {
-        let quick = std::env::args().any(|argument| argument == "--quick");
-        Self { pairs: if quick { 3 } else { 15 } }
+        let given = |name: &str| std::env::args().any(|argument| argument == name);
+        Self { pairs: if given("--quick") { 3 } else { 15 }, load: given("--load") }
     }
 }
 

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use railhead_core::port::CopyEngine;
 use railhead_cuda::{Event, Stream};
+use railhead_ring::Word;
 
 use crate::copies::{HOST, Lane, NONE, SOURCE, Shape, TARGET, gigabits};
 use crate::rig::{Better, Rig, Row, Times, cpu_seconds};
@@ -177,6 +178,30 @@ fn rate(bytes: u64, mut messages: impl FnMut()) -> f64 {
     let start = Instant::now();
     messages();
     gigabits(bytes, start.elapsed().as_secs_f64())
+}
+
+/// Copies while the last line read was `on`, until the input ends; answers each line.
+pub(crate) fn load(rig: &Rig) {
+    let mut lane = Lane::new(rig, shape(None));
+    let (on, end) = (Word::new(0), Word::new(0));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            println!("ready");
+            for line in std::io::stdin().lines() {
+                let wanted = line.is_ok_and(|line| line.trim() == "on");
+                on.store_release(u64::from(wanted));
+                println!("{}", if wanted { "on" } else { "off" });
+            }
+            end.store_release(1);
+        });
+        while end.load_acquire() == 0 {
+            if on.load_acquire() == 1 {
+                ours(&mut lane, BYTES_MAX, 1, false);
+            } else {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+    });
 }
 
 /// One message alone, until done.

@@ -53,8 +53,8 @@ pub(super) struct Queue {
 
 /// Less than this under way is not worth a sleep.
 const REST_BYTES: u64 = 2 << 20;
-/// Nor is less time than this.
-const REST_NS: Nanos = 30_000;
+/// Nor is less time than this: a thread is woken some 50 us late.
+const REST_NS: Nanos = 60_000;
 /// Bytes of one busy time that make a rate.
 const RATE_BYTES: u64 = 8 << 20;
 

@@ -650,7 +650,7 @@ fn a_lane_may_rest_while_long_copies_are_under_way_and_only_then() {
     harness.copier.kick(harness.now);
     let until = harness.copier.rest_until(harness.now).expect("a rest");
     assert!((395_000..405_000).contains(&until), "{until}");
-    assert_eq!(harness.copier.rest_until(harness.now + 150_000), None, "too short to sleep");
+    assert_eq!(harness.copier.rest_until(harness.now + 50_000), None, "too short to sleep");
     // A short copy beside them is waited for by polling.
     post(&mut harness, 6, 512);
     harness.copier.kick(harness.now);

@@ -55,6 +55,46 @@ impl Bench {
     }
 }
 
+/// Out and in again, from and to every alignment. (Memory that is made while a kernel runs is none to compute-sanitizer,
+/// so that looks at this test.)
+#[test]
+#[ignore = "needs a GPU: ops/gpu"]
+fn every_size_and_alignment_is_copied_whole() {
+    const ROOM: usize = 80 << 10;
+    let bench = Bench::new();
+    let stream = Stream::new(&bench.gpu).expect("a stream");
+    let host = bench.host.device_address().expect("kernels reach it");
+    let mut resident = bench.start(Duration::from_secs(2));
+    let copy = |resident: &mut Resident, from: u64, to: u64, bytes: usize| {
+        // SAFETY: memories of this test, which waits below for the end.
+        let number = unsafe { resident.post(&Run { from, to, bytes: bytes as u64 }) };
+        while resident.done() < number {
+            resident.tend().expect("the kernel runs");
+        }
+    };
+    let mut seen = vec![0; ROOM];
+    for bytes in [1, 2, 15, 16, 17, 31, 33, 1000, 4095, 4096, 4097, 65_535, 65_536] {
+        for (from, to) in [(0, 0), (16, 32), (1, 1), (1, 3), (5, 0), (0, 7), (17, 33), (4, 8)] {
+            let mut expected = vec![0xaa; ROOM];
+            common::put(&stream, bench.memory.address(), &expected);
+            bench.host.span().fill(0, ROOM as u64, 0).expect("inside");
+            let mut data = vec![0; bytes];
+            pattern((bytes + 100 * from + to) as u64, &mut data);
+            bench.host.span().write(from as u64, &data).expect("inside");
+            copy(&mut resident, host + from as u64, bench.memory.address() + to as u64, bytes);
+            expected[to..to + bytes].copy_from_slice(&data);
+            common::get(&stream, bench.memory.address(), &mut seen);
+            assert!(seen == expected, "in: {bytes} bytes from {from} to {to}");
+            bench.host.span().fill(0, ROOM as u64, 0x55).expect("inside");
+            copy(&mut resident, bench.memory.address() + to as u64, host + from as u64, bytes);
+            expected.fill(0x55);
+            expected[from..from + bytes].copy_from_slice(&data);
+            bench.host.span().read(0, &mut seen).expect("inside");
+            assert!(seen == expected, "out: {bytes} bytes from {to} to {from}");
+        }
+    }
+}
+
 #[test]
 #[ignore = "needs a GPU: ops/gpu"]
 fn it_ends_when_idle_and_comes_back() {
