@@ -162,10 +162,11 @@ impl CopyEngine for HostCopier {
 
     fn kick(&mut self, _now: Nanos) {}
 
-    fn poll(&mut self, _now: Nanos, done: &mut [CopyDone]) -> usize {
+    fn poll(&mut self, now: Nanos, done: &mut [CopyDone]) -> usize {
         let mut budget = self.slice_bytes;
         let mut ended = 0;
         if let Some(helper) = &mut self.helper {
+            helper.set_now(now);
             while ended < done.len() {
                 let Some(end) = helper.next_end(&self.regions) else { break };
                 done[ended] = end;

@@ -33,6 +33,8 @@ pub struct NodeConfig {
     pub lanes: usize,
     /// `session.max`
     pub sessions: usize,
+    /// More lines of `[dataplane]`.
+    pub dataplane: String,
     /// Lines of `[pool]`.
     pub pool: String,
     /// Lines of `[rdma]`.
@@ -57,6 +59,7 @@ impl NodeConfig {
             name: name.to_owned(),
             lanes: 1,
             sessions: 64,
+            dataplane: String::new(),
             pool: "hugepages = \"never\"\n".to_owned(),
             rdma: "use = \"off\"\n".to_owned(),
             settings: String::new(),
@@ -70,11 +73,22 @@ impl NodeConfig {
     /// The file's text.
     #[must_use]
     pub fn text(&self) -> String {
-        let Self { name, lanes, sessions, pool, rdma, settings, fabric_port, control_port, key_file, peers } =
-            self;
+        let Self {
+            name,
+            lanes,
+            sessions,
+            dataplane,
+            pool,
+            rdma,
+            settings,
+            fabric_port,
+            control_port,
+            key_file,
+            peers,
+        } = self;
         let mut text = format!(
             "[node]\nname = \"{name}\"\nstate_dir = \"{name}\"\n\n\
-             [dataplane]\nlanes = {lanes}\nlog = \"debug\"\n\n\
+             [dataplane]\nlanes = {lanes}\nlog = \"debug\"\n{dataplane}\n\
              [session]\nmax = {sessions}\n\n[pool]\n{pool}\n\
              [fabric]\nlisten = \"127.0.0.1:{fabric_port}\"\nkey_file = \"{key_file}\"\n\n\
              [rdma]\n{rdma}\n"

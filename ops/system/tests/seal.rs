@@ -16,13 +16,15 @@ const REGION_BYTES: u64 = 4 << 20;
 /// Long enough for an idle lane to show what it does.
 const IDLE: Duration = Duration::from_millis(500);
 
-/// Facts of each lane's thread of both nodes.
+/// Facts of each lane's thread, and its copy thread if it has one, of both nodes.
 fn threads(nodes: [&Node; 2]) -> Vec<(u32, u64, procfs::ThreadFacts)> {
     nodes
         .iter()
         .flat_map(|node| {
             let pid = node.dataplane_pid();
-            lane_tids(node).into_iter().map(move |tid| (pid, tid, procfs::thread(pid, tid)))
+            let copies = lanes(node).into_iter().filter_map(|lane| lane["copy_tid"].as_u64());
+            let tids = lane_tids(node).into_iter().chain(copies);
+            tids.map(move |tid| (pid, tid, procfs::thread(pid, tid)))
         })
         .collect()
 }
@@ -76,7 +78,15 @@ fn change_settings(nodes: [&Node; 2]) {
 }
 
 fn sealed(settings: &str, quiet: fn(&procfs::ThreadFacts) -> u64, what: &str) {
-    let config = |name| NodeConfig { settings: settings.to_owned(), ..NodeConfig::new(name) };
+    sealed_with("copy_threads = \"off\"\n", settings, quiet, what);
+}
+
+fn sealed_with(dataplane: &str, settings: &str, quiet: fn(&procfs::ThreadFacts) -> u64, what: &str) {
+    let config = |name| NodeConfig {
+        dataplane: dataplane.to_owned(),
+        settings: settings.to_owned(),
+        ..NodeConfig::new(name)
+    };
     let cluster = Cluster::start(vec![config("a"), config("b")]);
     let nodes = [cluster.a(), cluster.b()];
     let before = threads(nodes);
@@ -116,6 +126,12 @@ fn a_sealed_lane_in_spin_neither_allocates_nor_faults() {
 #[test]
 fn a_sealed_lane_in_spin_never_gives_up_its_core() {
     sealed("idle.policy = \"spin\"\n", |facts| facts.voluntary_switches, "voluntary switches");
+}
+
+#[test]
+fn a_copy_thread_is_sealed_like_its_lane() {
+    let (on, spin) = ("copy_threads = \"on\"\n", "idle.policy = \"spin\"\n");
+    sealed_with(on, spin, |facts| facts.minor_faults + facts.voluntary_switches, "faults and switches");
 }
 
 /// The other policy is what it says: an idle lane sleeps, and costs next to nothing.

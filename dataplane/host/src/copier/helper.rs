@@ -4,6 +4,9 @@
 //! thread's end ([`CopyThread`]) does them one by one. The boxes that travel are made at construction. Memory may be
 //! removed while copies are out: the thread claims each piece of a copy before it touches it, and the lane revokes those
 //! claims before it gives the memory back.
+//!
+//! While copies come the thread polls. When none has come for as long as an idle lane polls, it sleeps, and then a single
+//! copy is not worth waking it: the lane does that one. The second within [`STREAM`] wakes it for those that follow.
 
 use std::sync::Arc;
 
@@ -19,6 +22,8 @@ use crate::regions::{Regions, Stamped};
 const ORDERS: usize = 64;
 /// The most that the thread moves between two looks at its claim: what a removal may have to wait for.
 const PIECE_BYTES: u64 = 64 << 10;
+/// Copies that follow each other faster than this are a stream, for which the thread is woken.
+const STREAM: Nanos = 50_000;
 /// Looks at an empty ring between two looks at the clock.
 const LOOKS: u32 = 64;
 
@@ -69,6 +74,10 @@ pub struct Helper {
     from_bytes: u32,
     /// Bytes given to the thread so far.
     bytes: u64,
+    /// The time, as the lane last told it.
+    now: Nanos,
+    /// When the last copy came that was large enough.
+    asked_at: Option<Nanos>,
 }
 
 /// The thread's end: hand it to a thread of its own and call [`CopyThread::run`] there.
@@ -93,6 +102,8 @@ pub fn copy_thread(from_bytes: u32) -> (Helper, CopyThread) {
         idle: (0..ORDERS).map(|slot| Box::new(Order { slot, ..Order::default() })).collect(),
         from_bytes,
         bytes: 0,
+        now: 0,
+        asked_at: None,
     };
     (helper, CopyThread { shared, orders: orders_taker, ends: ends_giver })
 }
@@ -108,9 +119,9 @@ fn bell(shared: &[Word]) -> Bell<&[Word]> {
 
 impl Helper {
     /// Gives a copy to the thread. False if it is for the lane itself: too small, not inside its memory, or the thread
-    /// has enough to do.
+    /// sleeps or has enough to do.
     pub(super) fn take(&mut self, copy: &Copy, regions: &Regions) -> bool {
-        if copy.bytes < self.from_bytes {
+        if copy.bytes < self.from_bytes || !self.is_awake() {
             return false;
         }
         let (from, to) = (regions.stamp(copy.from), regions.stamp(copy.to));
@@ -134,6 +145,23 @@ impl Helper {
         self.bytes += bytes;
         self.ring();
         true
+    }
+
+    /// Whether the thread polls. If it sleeps although copies follow each other closely, it is woken, for the next one.
+    fn is_awake(&mut self) -> bool {
+        let last = self.asked_at.replace(self.now);
+        if !bell(&self.shared).is_sleeping() {
+            return true;
+        }
+        if last.is_some_and(|last| self.now.saturating_sub(last) < STREAM) {
+            self.ring();
+        }
+        false
+    }
+
+    /// Tells the time.
+    pub(super) const fn set_now(&mut self, now: Nanos) {
+        self.now = now;
     }
 
     fn ring(&self) {

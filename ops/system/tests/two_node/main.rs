@@ -5,6 +5,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod copies;
 mod edges;
 mod lanes;
 mod notifications;

@@ -29,7 +29,7 @@ fn copy(bytes: u64, post: u32) -> Copy {
     Copy { from: place(1), to: place(2), bytes, post: PostId(post) }
 }
 
-/// An engine that moves nothing itself, with its thread and both memories; the thread sleeps whenever it can.
+/// An engine that moves next to nothing itself, with its thread, which never sleeps, and both memories.
 struct Rig {
     copier: HostCopier,
     thread: JoinHandle<u64>,
@@ -47,6 +47,7 @@ impl Rig {
         });
         let config = CopierConfig { regions: 4, copies: 4, slice_bytes: 1 };
         let (mut copier, from, to) = (HostCopier::with_helper(config, helper), memory(1), memory(0));
+        copier.set_spin(None);
         copier.install(RegionIndex(1), from.clone());
         copier.install(RegionIndex(2), to.clone());
         Self { copier, thread, from, to }
@@ -186,11 +187,55 @@ fn backlog_is_shared_and_bounded() {
     thread.join().expect("no panic");
 }
 
-/// Set to spin for ever, the thread takes copies without anybody waking it; set back, it sleeps and is woken.
+/// A thread that sleeps is left alone for a single copy, and woken for the next when a second comes soon.
+#[test]
+fn sleeping_thread_is_woken_for_a_stream() {
+    let (helper, copies) = copy_thread(1);
+    let thread = thread::spawn(move || copies.run(|| 0, || ()));
+    let shared = Arc::clone(&helper.shared);
+    let config = CopierConfig { regions: 4, copies: 4, slice_bytes: 4096 };
+    let mut copier = HostCopier::with_helper(config, helper);
+    for region in [1, 2] {
+        copier.install(RegionIndex(region), memory(1));
+    }
+    let until = |is_asleep: bool| {
+        let start = Instant::now();
+        while bell(&shared).is_sleeping() != is_asleep {
+            assert!(start.elapsed() < LIMIT, "the thread should be asleep: {is_asleep}");
+            thread::yield_now();
+        }
+    };
+    let mut done = [CopyDone { post: PostId(0), status: Code::Ok }; 4];
+    // With nothing set it sleeps at once.
+    for now in [0, STREAM, 2 * STREAM] {
+        until(true);
+        assert_eq!(copier.poll(now, &mut done), 0);
+        copier.copy(&copy(10, 1)).expect("room");
+        assert_eq!(copier.poll(now, &mut done), 1, "the lane has done it");
+        until(true);
+    }
+    assert_eq!(copier.handed_bytes(), 0);
+    // From now on it stays awake, if it is woken.
+    shared[SPIN].store_relaxed(FOR_EVER);
+    copier.poll(3 * STREAM - 1, &mut done);
+    copier.copy(&copy(10, 2)).expect("room");
+    until(false);
+    copier.copy(&copy(10, 3)).expect("room");
+    assert_eq!(copier.handed_bytes(), 10);
+    let start = Instant::now();
+    while copier.is_busy() {
+        assert!(start.elapsed() < LIMIT, "copies that never end");
+        copier.poll(3 * STREAM, &mut done);
+    }
+    drop(copier);
+    thread.join().expect("no panic");
+}
+
+/// A new policy reaches a thread that sleeps, and copies end under each.
 #[test]
 fn spin_is_taken_up_while_asleep() {
     let mut rig = Rig::new();
-    for (round, spin) in [(1, None), (2, Some(0)), (3, None), (4, Some(1))] {
+    for (round, spin) in [(1, Some(0)), (2, None), (3, Some(0)), (4, Some(1)), (5, None)] {
         rig.copier.set_spin(spin);
         rig.copier.copy(&copy(10, round)).expect("room");
         assert_eq!(rig.wait(), (PostId(round), Code::Ok));
