@@ -79,6 +79,14 @@ fn the_nic_refuses_what_its_owner_did_not_register() {
 
 #[test]
 #[ignore = "needs a guest: ops/lab/run-tests --net veth"]
+fn random_work_and_ends() {
+    let (_alone, setup) = guest();
+    let (writes, downs) = common::world::run(&setup, 0..6, 800);
+    assert!(writes > 200 && downs > 4, "only {writes} writes and {downs} ends were seen");
+}
+
+#[test]
+#[ignore = "needs a guest: ops/lab/run-tests --net veth"]
 fn what_a_soft_nic_cannot_register_is_said() {
     let (_alone, setup) = guest();
     let harness = Harness::new(&setup);

@@ -21,6 +21,7 @@ use railhead_verbs::{
 };
 
 pub(crate) mod stand_in;
+pub(crate) mod world;
 
 /// First connection of each end: other numbers at either side, as between two nodes.
 pub(crate) const FIRST: [u16; 2] = [4, 10];
