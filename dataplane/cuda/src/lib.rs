@@ -22,6 +22,7 @@ mod copier;
 pub mod device;
 pub mod driver;
 mod error;
+mod fabric;
 mod gpu;
 pub mod host;
 mod kernels;
@@ -29,6 +30,8 @@ pub mod memory;
 pub mod pointer;
 pub mod queues;
 pub mod resident;
+#[cfg(test)]
+mod stand_in;
 mod stream;
 mod streams;
 
@@ -39,6 +42,7 @@ pub use copier::{CopierConfig, CudaCopier, GpuLost, KernelLimits, QUEUES_MAX};
 pub use device::{Device, WritesOrdering};
 pub use driver::{Absent, Driver};
 pub use error::CudaError;
+pub use fabric::{CopyFabric, FabricConfig};
 pub use gpu::Gpu;
 pub use host::{Pieces, PinnedMemory, PinnedWords};
 pub use kernels::Verifier;

@@ -1,217 +1,17 @@
 //! The copier over a stand-in for GPUs: the same conformance text as for the real ones, and failures that those do not
 //! have at will.
 
-use std::cell::RefCell;
 use std::collections::VecDeque;
-use std::rc::Rc;
 
 use railhead_abi::Code;
 use railhead_core::port::{Copy, CopyDone, CopyEngine, Nanos, Place, PostId, RegionIndex};
-use railhead_shm::{Access, Mapping, OwnedSpan, guard, memfd};
+use railhead_shm::OwnedSpan;
 use railhead_sim::Rng;
 use railhead_sim::conformance::CopierHarness;
 
 use super::{CopierConfig, CudaCopier, KernelLimits};
-use crate::error::CudaError;
-use crate::queues::{Direction, Mechanism, Memory, QueueInfo, Queues, RUNS_MAX, Run, Side};
-
-#[derive(Debug, Clone)]
-struct StandInMemory {
-    span: OwnedSpan,
-    side: Side,
-    piece_bytes: u64,
-}
-
-impl Memory for StandInMemory {
-    fn side(&self) -> Side {
-        self.side
-    }
-
-    fn address(&self) -> u64 {
-        self.span.address() as u64
-    }
-
-    fn kernel_address(&self) -> Option<u64> {
-        Some(self.address())
-    }
-
-    fn bytes(&self) -> u64 {
-        self.span.len() as u64
-    }
-
-    fn piece_bytes(&self) -> u64 {
-        self.piece_bytes
-    }
-
-    fn is_lost(&self) -> bool {
-        self.span.poisoned()
-    }
-}
-
-#[derive(Debug, Clone, Copy)]
-enum Posted {
-    Run(Run),
-    Mark(u64),
-}
-
-/// What the stand-in's device does, seen and steered by the tests.
-#[derive(Debug)]
-struct Device {
-    queues: Vec<VecDeque<Posted>>,
-    marked: Vec<u64>,
-    /// Calls that posted runs, and marks.
-    copies: usize,
-    marks: usize,
-    runs: usize,
-    /// The next calls fail so: (runs taken before, error number).
-    refuse_copy: Option<(usize, i32)>,
-    refuse_mark: Option<i32>,
-    lost: Option<i32>,
-    /// Marks never come.
-    blind: bool,
-    /// Kernels that were told to go.
-    paused: Vec<usize>,
-}
-
-impl Device {
-    /// Does some of what was posted, in order within each queue.
-    fn work(&mut self, infos: &[QueueInfo], rng: &mut Rng) {
-        for (queue, info) in infos.iter().enumerate() {
-            for _ in 0..rng.below(4) {
-                self.work_one(queue, info.mechanism);
-            }
-        }
-    }
-
-    fn work_one(&mut self, queue: usize, mechanism: Mechanism) {
-        match self.queues[queue].pop_front() {
-            None => {}
-            Some(Posted::Mark(_)) if self.blind => {}
-            Some(Posted::Mark(value)) => self.marked[queue] = value,
-            Some(Posted::Run(run)) => {
-                let pointer = |address: u64| core::ptr::with_exposed_provenance_mut::<u8>(address as usize);
-                // SAFETY: addresses of spans that the copier keeps until the copy has ended: that it does is what is
-                // tested. They never overlap.
-                unsafe {
-                    core::ptr::copy_nonoverlapping(pointer(run.from), pointer(run.to), run.bytes as usize);
-                }
-                if mechanism == Mechanism::Kernel {
-                    self.marked[queue] += 1;
-                }
-            }
-        }
-    }
-}
-
-#[derive(Debug, Clone)]
-struct StandIn {
-    infos: Vec<QueueInfo>,
-    device: Rc<RefCell<Device>>,
-}
-
-impl StandIn {
-    fn new(kernel: bool) -> Self {
-        let directions = [Direction::Out, Direction::In, Direction::Peer];
-        let mut infos: Vec<QueueInfo> = (0..2u8)
-            .flat_map(|gpu| directions.map(|direction| (gpu, direction)))
-            .flat_map(|(gpu, direction)| [(gpu, direction); 3])
-            .map(|(gpu, direction)| QueueInfo {
-                gpu,
-                direction: Some(direction),
-                mechanism: Mechanism::Engine,
-            })
-            .collect();
-        if kernel {
-            infos.push(QueueInfo { gpu: 0, direction: None, mechanism: Mechanism::Kernel });
-            infos.push(QueueInfo { gpu: 1, direction: None, mechanism: Mechanism::Kernel });
-        }
-        let device = Device {
-            queues: vec![VecDeque::new(); infos.len()],
-            marked: vec![0; infos.len()],
-            copies: 0,
-            marks: 0,
-            runs: 0,
-            refuse_copy: None,
-            refuse_mark: None,
-            lost: None,
-            blind: false,
-            paused: Vec::new(),
-        };
-        Self { infos, device: Rc::new(RefCell::new(device)) }
-    }
-}
-
-fn error(number: i32) -> CudaError {
-    CudaError { call: "stand-in", number, name: "STAND_IN" }
-}
-
-impl Queues for StandIn {
-    type Memory = StandInMemory;
-
-    fn queues(&self) -> &[QueueInfo] {
-        &self.infos
-    }
-
-    fn room(&self, queue: usize) -> usize {
-        match self.infos[queue].mechanism {
-            Mechanism::Engine => RUNS_MAX,
-            Mechanism::Kernel => 4 - self.device.borrow().queues[queue].len().min(4),
-        }
-    }
-
-    fn copy(&mut self, queue: usize, runs: &[Run]) -> (usize, Result<(), CudaError>) {
-        let device = &mut *self.device.borrow_mut();
-        if let Some(number) = device.lost {
-            return (0, Err(error(number)));
-        }
-        device.copies += 1;
-        let (take, result) = match device.refuse_copy.take() {
-            Some((take, number)) => (take.min(runs.len() - 1), Err(error(number))),
-            None => (runs.len(), Ok(())),
-        };
-        device.runs += take;
-        device.queues[queue].extend(runs[..take].iter().copied().map(Posted::Run));
-        (take, result)
-    }
-
-    fn mark(&mut self, queue: usize, value: u64) -> Result<(), CudaError> {
-        let device = &mut *self.device.borrow_mut();
-        if self.infos[queue].mechanism == Mechanism::Kernel {
-            return Ok(());
-        }
-        if let Some(number) = device.refuse_mark.take() {
-            return Err(error(number));
-        }
-        device.marks += 1;
-        device.queues[queue].push_back(Posted::Mark(value));
-        Ok(())
-    }
-
-    fn marked(&self, queue: usize) -> u64 {
-        self.device.borrow().marked[queue]
-    }
-
-    fn check(&mut self, queue: usize) -> Result<bool, CudaError> {
-        let device = &mut *self.device.borrow_mut();
-        if let Some(number) = device.lost {
-            device.queues.iter_mut().for_each(VecDeque::clear);
-            return Err(error(number));
-        }
-        Ok(device.queues[queue].is_empty() && self.infos[queue].mechanism == Mechanism::Engine)
-    }
-
-    fn pause(&mut self, queue: usize) {
-        let device = &mut *self.device.borrow_mut();
-        assert!(device.queues[queue].is_empty(), "paused with copies under way");
-        if !device.paused.contains(&queue) {
-            device.paused.push(queue);
-        }
-    }
-
-    fn is_paused(&mut self, queue: usize) -> bool {
-        self.device.borrow().paused.contains(&queue)
-    }
-}
+use crate::queues::{Mechanism, Side};
+use crate::stand_in::{Device, StandIn, StandInMemory, memory};
 
 struct Harness {
     copier: CudaCopier<StandIn>,
@@ -227,7 +27,6 @@ const CHECK_NS: Nanos = 1_000_000;
 
 impl Harness {
     fn new(sides: [Side; 3], kernel: bool, piece_bytes: u64) -> Self {
-        guard::install().expect("a handler");
         let stand_in = StandIn::new(kernel);
         let config = CopierConfig { regions: 8, copies: 32, calls_max: 3, check_ns: CHECK_NS };
         let mut copier = CudaCopier::new(config, stand_in.clone());
@@ -296,13 +95,8 @@ impl CopierHarness for Harness {
     }
 
     fn install(&mut self, region: RegionIndex, bytes: usize) {
-        let file = memfd::create("copied", bytes as u64, memfd::Huge::No).expect("a memory file");
-        let mapping = Mapping::of_unsealed(&file, Access::ReadWrite).expect("mapped");
-        let span = guard::protect(&mapping).expect("guarded").span();
+        let span = memory(bytes);
         self.spans[region.0 as usize] = Some(span.clone());
-        // The stand-in goes by address.
-        // SAFETY: the span is kept in `self.spans`, and only its address is used here.
-        let _ = unsafe { span.span() }.as_ptr().expose_provenance();
         let side = self.sides[region.0 as usize];
         let memory = StandInMemory { span, side, piece_bytes: self.piece_bytes };
         self.copier.install(region, memory).expect("room");

@@ -3,6 +3,7 @@
 
 mod common;
 mod conformance;
+mod fabric;
 mod memory;
 mod order;
 mod processes;
