@@ -128,7 +128,7 @@ words! {
         node: Name = 0, 0;
         /// The region's name.
         region: Name = 8, 0;
-        /// [`ACCESS_WRITE`].
+        /// [`ACCESS_READ`] | [`ACCESS_WRITE`]: what it is opened for.
         access: u32 = 16, 0;
     }
 }
@@ -253,7 +253,7 @@ words! {
         region: Name = 1, 0;
         /// The session's name at the asking node.
         session: Name = 9, 0;
-        /// [`ACCESS_WRITE`].
+        /// [`ACCESS_READ`] | [`ACCESS_WRITE`]: what it is opened for.
         access: u32 = 17, 0;
     }
 }
@@ -295,9 +295,9 @@ words! {
     pub struct NodeEndpoint: 16 {
         /// Of the initiator; given back in the answer.
         cookie: u64 = 0, 0;
-        /// Initiator's lane.
+        /// Lane of who dials.
         lane: u32 = 1, 0;
-        /// Target's lane.
+        /// Lane of the other.
         target_lane: u32 = 1, 32;
         /// Class.
         class: u8 = 2, 0;
@@ -354,18 +354,20 @@ words! {
 }
 
 words! {
-    /// First bytes of a data connection, before any record.
+    /// First bytes of a data connection, before any record. Who dials is the initiator, but for reads.
     pub struct DataHello: 12 {
         /// Token of the authenticated channel.
         token: u64 = 0, 0;
-        /// Initiator's lane.
+        /// Lane of who dials.
         lane: u32 = 1, 0;
-        /// Target's lane.
+        /// Lane of the other.
         target_lane: u32 = 1, 32;
         /// Class.
         class: u32 = 2, 0;
         /// Attempt, so that no MAC is ever valid twice.
         attempt: u32 = 2, 32;
+        /// 1 if it is for reads: who dials is the target, and is served on it.
+        serves: u32 = 3, 0;
         /// Keyed digest over the words above and the handshake hash.
         mac: [u64; 4] = 4, 0;
     }

@@ -58,4 +58,4 @@ pub use railhead_ring::Full;
 pub use railhead_shm::OutOfRange;
 pub use region::{Pages, Region, RegionOptions, StepDown};
 pub use session::{AttachOptions, Remote, Session};
-pub use write::{Class, Leg, Notify, RegionHandle, RemoteHandle, Write};
+pub use write::{Class, Leg, Level, Notify, Read, RegionHandle, RemoteHandle, Write};

@@ -14,7 +14,7 @@ use railhead_shm::{Words, futex};
 use crate::cookies::Cookies;
 use crate::error::SessionError;
 use crate::shared::Shared;
-use crate::write::Write;
+use crate::write::{Read, Write};
 
 /// How often a port that finds nothing asks the kernel whether the dataplane lives.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
@@ -124,14 +124,28 @@ impl Port {
     /// [`Full`] when as many are in flight as the port has entries: ring, poll, and try again. Not a failure.
     #[inline]
     pub fn submit(&mut self, write: &Write) -> Result<(), Full> {
+        self.stage(write.cookie, &write.submission())
+    }
+
+    /// Stages a read; as for [`Self::submit`].
+    ///
+    /// # Errors
+    /// [`Full`], as there.
+    #[inline]
+    pub fn submit_read(&mut self, read: &Read) -> Result<(), Full> {
+        self.stage(read.cookie, &read.submission())
+    }
+
+    #[inline]
+    fn stage(&mut self, cookie: u64, submission: &Submission) -> Result<(), Full> {
         if self.open.len() == self.entries {
             return Err(Full);
         }
         // A dead dataplane takes nothing from the ring; the entry is accepted all the same, and completes as lost.
         if !self.lost {
-            self.submissions.push(&write.submission().encode())?;
+            self.submissions.push(&submission.encode())?;
         }
-        self.open.insert(write.cookie);
+        self.open.insert(cookie);
         Ok(())
     }
 

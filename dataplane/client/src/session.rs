@@ -214,15 +214,23 @@ impl Session {
         Region::of_file(self, file, offset, options)
     }
 
-    /// Opens the region `region` of the peer `node`; `self` or this node's own name is this node.
+    /// Opens the region `region` of the peer `node` for writing: [`Self::open_for`] [`crate::ACCESS_WRITE`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn open(&self, node: &str, region: &str) -> Result<Remote, SessionError> {
+        self.open_for(node, region, ACCESS_WRITE)
+    }
+
+    /// Opens the region `region` of the peer `node` for reading ([`crate::ACCESS_READ`]), writing or both; `self` or this node's own name is this node.
     ///
     /// # Errors
     /// [`SessionError::Argument`]; [`SessionError::Refused`] with `peer_unknown`, `peer_not_connected`, `region_unknown` or
-    /// `grant_missing`; [`SessionError::DataplaneLost`].
-    pub fn open(&self, node: &str, region: &str) -> Result<Remote, SessionError> {
+    /// `grant_missing`, also for access that the region was not registered with; [`SessionError::DataplaneLost`].
+    pub fn open_for(&self, node: &str, region: &str, access: u32) -> Result<Remote, SessionError> {
         check_name("node", node)?;
         check_name("region", region)?;
-        let open = Open { node: name_words(node), region: name_words(region), access: ACCESS_WRITE };
+        let open = Open { node: name_words(node), region: name_words(region), access };
         match self.shared.line.request(&Frame::Open(open), &[])? {
             (Frame::Opened(handle), _) => Ok(Remote {
                 handle: RemoteHandle { index: handle.index, generation: handle.generation },

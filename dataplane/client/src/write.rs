@@ -1,8 +1,8 @@
 //! What a transfer is asked for with, as plain data.
 
 use railhead_abi::submission::{
-    CLASS_BULK, CLASS_LATENCY, LEG_AUTO, LEG_DIRECT, LEG_STAGED, NOTIFY_EVENT, NOTIFY_NONE, NOTIFY_SIGNAL,
-    OPERATION_WRITE, Submission,
+    CLASS_BULK, CLASS_LATENCY, LEG_AUTO, LEG_DIRECT, LEG_STAGED, LEVEL_PLACED, LEVEL_VISIBLE, NOTIFY_EVENT,
+    NOTIFY_NONE, NOTIFY_SIGNAL, OPERATION_READ, OPERATION_WRITE, Submission,
 };
 
 /// Names a registered region of this session.
@@ -68,6 +68,19 @@ impl Leg {
     }
 }
 
+/// What a successful completion of a write means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[repr(transparent)]
+pub struct Level(pub u8);
+
+impl Level {
+    /// The data can be read at the target by everyone.
+    pub const VISIBLE: Self = Self(LEVEL_VISIBLE);
+    /// The target's device has the data and the source may be reused; the data may be seen a moment later. Saves a round
+    /// trip over RDMA, for writes that go straight into the region and notify nobody; else the same as visible.
+    pub const PLACED: Self = Self(LEVEL_PLACED);
+}
+
 /// What the target session is told once the data can be read there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(C)]
@@ -124,6 +137,60 @@ pub struct Write {
     pub deadline_us: u32,
     /// What the target session is told.
     pub notify: Notify,
+    /// What success means.
+    pub level: Level,
+}
+
+/// A one-sided read from a remote region, opened with [`crate::ACCESS_READ`], into a region of this session.
+///
+/// Success means that the bytes stand in the local region, for everyone to see. When it has completed, however it ended,
+/// no byte of it lands in the local region any more: it never ends `unknown`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(C)]
+pub struct Read {
+    /// Given back in the completion, and shown in the flight recorder. Need not be unique.
+    pub cookie: u64,
+    /// Destination; registered with [`crate::ACCESS_WRITE`].
+    pub local: RegionHandle,
+    /// First byte in the destination.
+    pub local_offset: u64,
+    /// Source.
+    pub remote: RemoteHandle,
+    /// First byte in the source.
+    pub remote_offset: u64,
+    /// Bytes to move; may be 0.
+    pub bytes: u64,
+    /// Queue.
+    pub class: Class,
+    /// Override of the send leg, which is the remote node's.
+    pub send_leg: Leg,
+    /// Override of the receive leg, which is this node's.
+    pub receive_leg: Leg,
+    /// Microseconds from intake to the deadline; 0 takes the dataplane's setting `deadline_ms`.
+    pub deadline_us: u32,
+}
+
+impl Read {
+    /// The entry of the submission ring; bits without a name are zero.
+    #[must_use]
+    pub(crate) fn submission(&self) -> Submission {
+        Submission {
+            operation: OPERATION_READ,
+            class: self.class.0,
+            send_leg: self.send_leg.0,
+            receive_leg: self.receive_leg.0,
+            cookie: self.cookie,
+            local_index: self.local.index,
+            local_generation: self.local.generation,
+            local_offset: self.local_offset,
+            remote_index: self.remote.index,
+            remote_generation: self.remote.generation,
+            remote_offset: self.remote_offset,
+            bytes: self.bytes,
+            deadline_us: self.deadline_us,
+            ..Submission::default()
+        }
+    }
 }
 
 impl Write {
@@ -136,6 +203,7 @@ impl Write {
             send_leg: self.send_leg.0,
             receive_leg: self.receive_leg.0,
             notify: self.notify.kind,
+            level: self.level.0,
             cookie: self.cookie,
             local_index: self.local.index,
             local_generation: self.local.generation,

@@ -53,14 +53,15 @@ impl DataSigner {
         Self { hash, token, by_initiator, attempt: 0 }
     }
 
-    /// A hello for one attempt; each call makes another one.
+    /// A hello for one attempt; each call makes another one. `serves`: the connection is for reads of who dials.
     ///
     /// # Panics
     /// After four billion attempts on one channel.
-    pub fn sign(&mut self, lane: u32, target_lane: u32, class: u32) -> DataHello {
+    pub fn sign(&mut self, lane: u32, target_lane: u32, class: u32, serves: bool) -> DataHello {
         self.attempt = self.attempt.checked_add(1).expect("fewer attempts than u32 counts");
         let (token, attempt) = (self.token, self.attempt);
-        let mut hello = DataHello { token, lane, target_lane, class, attempt, mac: [0; 4] };
+        let serves = u32::from(serves);
+        let mut hello = DataHello { token, lane, target_lane, class, attempt, serves, mac: [0; 4] };
         hello.mac = code_of(&self.hash, &hello, self.by_initiator);
         hello
     }

@@ -281,7 +281,7 @@ fn data_hellos_are_good_once_and_in_any_near_order() {
     let (near, far) = pair();
     let mut signer = near.data_signer(77);
     let mut verifier = far.data_verifier(77);
-    let hellos: Vec<DataHello> = (0..300).map(|at| signer.sign(at, at % 3, at % 2)).collect();
+    let hellos: Vec<DataHello> = (0..300).map(|at| signer.sign(at, at % 3, at % 2, at % 5 == 0)).collect();
     for at in [0, 2, 1, 100, 50, 3] {
         assert_eq!(verifier.verify(&hellos[at]), Ok(()), "attempt {at}");
     }
@@ -298,7 +298,7 @@ fn data_hellos_are_good_once_and_in_any_near_order() {
 fn data_hellos_are_bound_to_all_they_say() {
     let (near, far) = pair();
     let mut verifier = far.data_verifier(77);
-    let good = near.data_signer(77).sign(1, 2, 1);
+    let good = near.data_signer(77).sign(1, 2, 1, false);
     for changed in [
         DataHello { token: 78, ..good },
         DataHello { lane: 0, ..good },
@@ -314,7 +314,7 @@ fn data_hellos_are_bound_to_all_they_say() {
     let (elsewhere, _) = pair();
     for foreign in [elsewhere.data_signer(77), far.data_signer(77), near.data_signer(78)] {
         let mut foreign = foreign;
-        assert_eq!(verifier.verify(&foreign.sign(1, 2, 1)), Err(Code::KeyMismatch));
+        assert_eq!(verifier.verify(&foreign.sign(1, 2, 1, false)), Err(Code::KeyMismatch));
     }
     assert_eq!(verifier.verify(&good), Ok(()), "what was refused used nothing up");
 }
@@ -324,7 +324,7 @@ fn data_connections_carry_bytes_right_behind_the_hello() {
     let (near, far) = pair();
     let (listener, address) = listener();
     let mut verifier = far.data_verifier(5);
-    let hello = near.data_signer(5).sign(3, 1, 0);
+    let hello = near.data_signer(5).sign(3, 1, 0, false);
     let acceptor = thread::spawn(move || {
         let (stream, _) = listener.accept().expect("accepted");
         let Ok(Incoming::Data(knock)) = admit(stream, TIMEOUT) else { panic!("no data connection") };
@@ -349,7 +349,7 @@ fn data_connections_can_be_refused_or_dropped() {
     let (near, _far) = pair();
     for told in [true, false] {
         let (listener, address) = listener();
-        let hello = near.data_signer(5).sign(3, 1, 0);
+        let hello = near.data_signer(5).sign(3, 1, 0, false);
         let acceptor = thread::spawn(move || {
             let (stream, _) = listener.accept().expect("accepted");
             let Ok(Incoming::Data(knock)) = admit(stream, TIMEOUT) else { panic!("no data connection") };

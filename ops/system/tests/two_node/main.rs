@@ -10,4 +10,5 @@ mod edges;
 mod lanes;
 mod notifications;
 mod pressure;
+mod reads;
 mod refusals;
