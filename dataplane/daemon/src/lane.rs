@@ -19,6 +19,7 @@ use railhead_host::{HostCopier, LocalFabric};
 use railhead_ring::{Bell, CellReader, Word};
 use railhead_shm::{Words, eventfd, futex};
 use railhead_tcp::TcpFabric;
+use railhead_verbs::{Ready, VerbsFabric};
 
 use crate::allocator;
 use crate::clock;
@@ -37,7 +38,10 @@ use handle::{LaneMail, Lanes};
 use mail::{Content, Parcel, SPARES};
 
 /// The lane's engine.
-type LaneEngine<'s> = Engine<'s, Both<LocalFabric, TcpFabric>, HostCopier, Words>;
+type LaneEngine<'s> = Engine<'s, LaneFabric, HostCopier, Words>;
+
+/// What the lane's connections run over: this node itself, sockets, and RDMA where there is a NIC.
+type LaneFabric = Both<LocalFabric, Both<TcpFabric, Option<VerbsFabric>>>;
 
 /// Commands taken in one turn.
 const COMMANDS_PER_TURN: usize = 16;
@@ -127,7 +131,8 @@ impl Lane<'_> {
     /// Sends what the engine has for the registrar, as far as there are spare boxes and room.
     fn send_notices(&mut self, now: Nanos) -> bool {
         let mut is_sent = false;
-        while !self.spares.is_empty() && self.mail.returns.free() > 0 {
+        // Two boxes: the end of an RDMA connection sends one of its own ahead.
+        while self.spares.len() > 1 && self.mail.returns.free() > 1 {
             let Some(notice) = self.engine.next_notice() else { break };
             if self.handle_here(&notice, now) {
                 continue;
@@ -143,6 +148,24 @@ impl Lane<'_> {
         is_sent
     }
 
+    /// Sends home what is left of an RDMA connection that has ended: dropping it is slow.
+    fn retire(&mut self, connection: ConnectionIndex) {
+        let verbs = self.engine.fabric_mut().second.second.as_mut();
+        if let Some(ready) = verbs.and_then(|verbs| verbs.take_retired(connection)) {
+            self.send_home(ready);
+        }
+    }
+
+    /// Sends home what only an ordinary thread can drop.
+    fn send_home(&mut self, ready: Ready) {
+        let Some(mut parcel) = self.spares.pop() else {
+            debug_assert!(false, "more boxes are on their way than connections can end");
+            return;
+        };
+        parcel.content = Content::Retired(ready);
+        self.give(parcel);
+    }
+
     /// What a notice asks of the lane itself; true if that is all of it.
     fn handle_here(&mut self, notice: &Notice<Words>, now: Nanos) -> bool {
         match *notice {
@@ -151,13 +174,20 @@ impl Lane<'_> {
                 drop(self.engine.copier_mut().remove(region));
                 let fabric = self.engine.fabric_mut();
                 drop(fabric.first.remove(region));
-                drop(fabric.second.remove(region));
+                drop(fabric.second.first.remove(region));
+                if let Some(verbs) = &mut fabric.second.second {
+                    drop(verbs.remove(region));
+                }
                 false
             }
             Notice::ConnectionDown { connection, .. } if connection.0 < connections::LOCAL => {
                 self.local_down[usize::from(connection.0)] = true;
                 self.reopen_local(connection, now);
                 true
+            }
+            Notice::ConnectionDown { connection, .. } => {
+                self.retire(connection);
+                false
             }
             // It is opened again as soon as both ends are down.
             Notice::ConnectionWanted { connection, .. } => connection.0 < connections::LOCAL,
@@ -245,7 +275,7 @@ impl Lane<'_> {
         self.engine.copier_mut().set_slice(slice);
         let fabric = self.engine.fabric_mut();
         fabric.first.set_slice(slice);
-        fabric.second.set_slice(slice, coalesce);
+        fabric.second.first.set_slice(slice, coalesce);
         self.idle_policy = settings.idle_policy();
         self.spin = settings.get(Setting::IdleSpinUs) * 1000;
         let spin = (self.idle_policy == IdlePolicy::Adaptive).then_some(self.spin);
@@ -271,7 +301,7 @@ impl Lane<'_> {
         self.set("inbound", self.engine.inbound_in_flight() as u64);
         self.set("connections", u64::from(self.engine.connections_up()));
         setup::write_free_blocks(&self.status, &self.engine);
-        let tcp = self.engine.fabric().second.counters();
+        let tcp = self.engine.fabric().second.first.counters();
         let counters = &self.engine.observe().counters;
         counters.set(Counter::SocketCalls as usize, tcp.sends + tcp.receives + tcp.looks);
         let copies = self.copy_allocations.as_ref().map_or(0, |calls| calls.load_relaxed());
@@ -286,17 +316,17 @@ impl Lane<'_> {
 
     /// Whether nothing waits for this lane: the second look, after it announced its sleep.
     fn may_sleep(&mut self) -> bool {
-        let engine_may = self.engine.may_sleep();
-        let fabric = self.engine.fabric();
-        engine_may
+        // Last: it has the NICs say when something comes from here on.
+        self.engine.may_sleep()
             && self.mail.commands.is_empty()
             && self.prepared.generation() == self.applied
-            && !fabric.first.is_busy()
-            && fabric.second.may_sleep()
+            && !self.engine.fabric().first.is_busy()
+            && self.engine.fabric().second.first.may_sleep()
+            && self.engine.fabric_mut().second.second.as_mut().is_none_or(VerbsFabric::prepare_sleep)
     }
 }
 
 /// The descriptor that says that sockets of the fabric are ready.
 fn fabric_descriptor<'a>(engine: &'a LaneEngine<'_>) -> std::os::fd::BorrowedFd<'a> {
-    engine.fabric().second.as_fd()
+    engine.fabric().second.first.as_fd()
 }

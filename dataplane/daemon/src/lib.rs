@@ -39,6 +39,7 @@ mod node;
 mod notices;
 mod peers;
 mod plan;
+mod rdma;
 mod registrar;
 mod segment;
 mod session;

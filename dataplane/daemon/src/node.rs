@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use railhead_abi::Code;
 use railhead_abi::observe::EventCode;
 use railhead_abi::segment::{ControlHeader, LINE_WORDS, PEERS_MAX};
+use railhead_config::UseRdma;
 use railhead_memory::Reason;
 use railhead_ring::Word;
 use railhead_shm::handoff::Taker;
@@ -27,6 +28,7 @@ use crate::copies::Copies;
 use crate::endpoint::{Endpoint, StateLock};
 use crate::error::StartError;
 use crate::events::{Event, EventLog};
+use crate::lane::connections::Map;
 use crate::lane::handle::{LaneHandle, LaneMail, Lanes};
 use crate::lane::mail::{Command, Parcel};
 use crate::lane::setup::{LaneReady, LaneSetup};
@@ -35,6 +37,7 @@ use crate::peers::data::pool_epoch;
 use crate::peers::directory::{Directory, PeerName};
 use crate::peers::{Identity, Peers};
 use crate::plan::Plan;
+use crate::rdma::{Opened, Rdma};
 use crate::registrar::Registrar;
 use crate::segment::{ControlSegment, LanesPage, name};
 use crate::session::Connection;
@@ -127,9 +130,10 @@ impl Node {
         let events = Arc::new(EventLog::new(segment.registrar_events()));
         let page = LanesPage::create()?;
         let prepared = PreparedCell::create(&plan.start)?;
-        let lanes = LaneThreads::start(plan, incarnation, &segment, &page, &prepared)?;
+        let rdma = open_rdma(plan, &events)?;
+        let lanes = LaneThreads::start(plan, incarnation, rdma.as_ref(), &segment, &page, &prepared)?;
         lanes.report(plan, &segment, &events);
-        Self::assemble(plan, taken, incarnation, segment, events, page, &prepared, lanes)
+        Self::assemble(plan, taken, incarnation, rdma, segment, events, page, &prepared, lanes)
     }
 
     #[expect(clippy::too_many_arguments, reason = "the second half of `start`, with its parts")]
@@ -137,6 +141,7 @@ impl Node {
         plan: &Plan,
         taken: Taken,
         incarnation: u64,
+        rdma: Option<Arc<Rdma>>,
         segment: Arc<ControlSegment>,
         events: Arc<EventLog>,
         page: LanesPage,
@@ -153,10 +158,15 @@ impl Node {
             page,
             Arc::clone(&events),
             Arc::clone(&current),
-            directory(plan, &segment, &lanes)?,
+            directory(plan, map_of(plan, rdma.as_ref()), &segment, &lanes)?,
+            rdma,
             segment.regions_lost(),
         ));
         let notices_stop = Arc::new(Word::new(0));
+        if let Some(rdma) = &registrar.rdma {
+            let failed = |error| StartError::new(Code::DeviceError, "NIC threads", error);
+            rdma.watch(&events, &notices_stop).map_err(failed)?;
+        }
         let notices_doorbell = started.doorbell;
         let notices = Notices::new(Arc::clone(&lanes), started.returns, Arc::clone(&notices_doorbell));
         let notices = {
@@ -242,6 +252,7 @@ impl LaneThreads {
     fn start(
         plan: &Plan,
         incarnation: u64,
+        rdma: Option<&Arc<Rdma>>,
         segment: &ControlSegment,
         page: &LanesPage,
         prepared: &PreparedCell,
@@ -265,7 +276,9 @@ impl LaneThreads {
             pool: plan.pool(),
             arena: plan.arena(),
             pool_epoch: pool_epoch(incarnation),
-            map: plan.map(),
+            map: map_of(plan, rdma),
+            rdma: rdma.map(Arc::clone),
+            is_rdma_required: plan.config.rdma.use_rdma == UseRdma::Require,
             settings: plan.start.settings,
             generation: plan.start.generation,
             words: segment.lane(index),
@@ -308,6 +321,10 @@ impl LaneThreads {
         let page_bytes = self.ready.iter().map(|lane| lane.page_bytes).min().unwrap_or(0);
         segment.set_pool(bytes, page_bytes);
         for lane in &self.ready {
+            if let Some(cause) = &lane.rdma_refused {
+                let event = Event::new(EventCode::RdmaAbsent).reason(Code::RdmaRefused).lane(lane.index);
+                events.emit(event.figures(lane.index as u64 + 1, 0).text(cause));
+            }
             for step in &lane.steps {
                 let (code, reason) = match step.reason {
                     Reason::MemlockLimit { .. } | Reason::Unlocked => {
@@ -359,10 +376,38 @@ impl LaneThreads {
 }
 
 /// The peers to start with, each in a slot of the segment's table. Slot 0 of that table is this node.
-fn directory(plan: &Plan, segment: &ControlSegment, lanes: &Arc<Lanes>) -> Result<Directory, StartError> {
+/// Opens the NICs, and says which, or why there are none.
+fn open_rdma(plan: &Plan, events: &EventLog) -> Result<Option<Arc<Rdma>>, StartError> {
+    match Rdma::open(&plan.config.rdma, plan.config.dataplane.lanes)? {
+        Opened::Off => Ok(None),
+        Opened::Absent(cause) => {
+            events.emit(Event::new(EventCode::RdmaAbsent).reason(Code::RdmaAbsent).text(cause));
+            Ok(None)
+        }
+        Opened::Open(rdma) => {
+            for (rail, nic) in rdma.nics().iter().enumerate() {
+                let text = format!("{} {}", nic.device().name(), nic.gid().gid);
+                events.emit(Event::new(EventCode::RailUp).figures(rail as u64, 0).text(text));
+            }
+            Ok(Some(rdma))
+        }
+    }
+}
+
+/// Which connection of a lane is which.
+fn map_of(plan: &Plan, rdma: Option<&Arc<Rdma>>) -> Map {
+    if rdma.is_some() { plan.map().with_rdma() } else { plan.map() }
+}
+
+fn directory(
+    plan: &Plan,
+    map: Map,
+    segment: &ControlSegment,
+    lanes: &Arc<Lanes>,
+) -> Result<Directory, StartError> {
     write_self(segment, &plan.config.node.name);
     let words = (1..PEERS_MAX).map(|slot| segment.peer(slot));
-    let directory = Directory::new(words, Arc::clone(lanes), plan.map());
+    let directory = Directory::new(words, Arc::clone(lanes), map);
     for peer in &plan.config.peers {
         let name = PeerName { name: &peer.name, address: &peer.address };
         directory.add(name).map_err(|code| StartError::new(code, "peer", &peer.name))?;

@@ -86,6 +86,12 @@ impl Notices {
                             tracing::error!(lane, "a lane does not take its spare box back");
                         }
                     }
+                    Content::Retired(ready) => {
+                        drop(ready);
+                        if self.lanes.get(lane).post(parcel).is_err() {
+                            tracing::error!(lane, "a lane does not take its spare box back");
+                        }
+                    }
                     Content::Command(_) | Content::Empty => {}
                 }
             }

@@ -37,6 +37,7 @@ pub(crate) mod data;
 pub(crate) mod directory;
 mod link;
 pub(crate) mod peer;
+mod queue_pairs;
 mod removal;
 
 use backoff::Backoff;
@@ -208,6 +209,7 @@ impl Peers {
             lanes: u32::try_from(self.registrar.lanes.count()).unwrap_or(u32::MAX),
             features: 0,
             slots: SLOTS_MAX,
+            rails: u16::try_from(self.registrar.rdma.as_ref().map_or(0, |rdma| rdma.rails())).unwrap_or(0),
             small_bytes: bytes(self.identity.small_bytes),
             large_bytes: bytes(self.identity.large_bytes),
             token: machine::random_u64()?,

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use railhead_abi::Code;
 use railhead_abi::observe::EventCode;
 use railhead_abi::segment::LaneStatus;
-use railhead_abi::settings::{Limits, Plan, Refusal, SETTINGS_WORDS, Settings, name_of};
+use railhead_abi::settings::{Limits, Plan, Refusal, SETTINGS_WORDS, Setting, Settings, name_of};
 use railhead_config::Config;
 use railhead_config::settings_file;
 use railhead_ring::{CellReader, CellWriter};
@@ -125,6 +125,12 @@ pub(crate) struct Current {
 }
 
 impl Current {
+    /// How long the holders of a region that goes may take to give it up.
+    pub(crate) fn revoke_max(&self) -> Duration {
+        let newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
+        Duration::from_millis(newest.0.get(Setting::RevokeMaxMs))
+    }
+
     /// Starts with this snapshot.
     pub(crate) fn new(settings: Settings, generation: u64) -> Self {
         Self { newest: Mutex::new((settings, generation)) }
@@ -136,7 +142,7 @@ impl Current {
         Plan::of(&settings, generation, true)
     }
 
-    fn set(&self, settings: &Settings, generation: u64) {
+    pub(crate) fn set(&self, settings: &Settings, generation: u64) {
         *self.newest.lock().unwrap_or_else(PoisonError::into_inner) = (*settings, generation);
     }
 }

@@ -27,6 +27,7 @@ use railhead_memory::{Arena, ArenaConfig, StepDown};
 use railhead_ring::{Bell, CellReader, Counters, LogWriter, Word};
 use railhead_shm::{OwnedSpan, Words};
 use railhead_tcp::{RegionEntry, TcpConfig, TcpFabric};
+use railhead_verbs::{VerbsError, VerbsFabric};
 use rustix::event::epoll;
 
 use super::connections::{self, Map};
@@ -37,6 +38,7 @@ use crate::clock;
 use crate::copies::{Copies, RunningCopies};
 use crate::error::StartError;
 use crate::machine::{self, ThreadUsage};
+use crate::rdma::Rdma;
 use crate::segment::{LaneWords, word_of};
 use crate::tables::{REGIONS, REMOTES, SELF};
 
@@ -64,6 +66,10 @@ pub(crate) struct LaneSetup {
     pub(crate) pool_epoch: u32,
     /// Which connection is which.
     pub(crate) map: Map,
+    /// The NICs, where they are used.
+    pub(crate) rdma: Option<Arc<Rdma>>,
+    /// Without a rail on every NIC the node shall not start.
+    pub(crate) is_rdma_required: bool,
     /// The settings to start with.
     pub(crate) settings: Settings,
     /// Their generation.
@@ -95,6 +101,8 @@ pub(crate) struct LaneReady {
     pub(crate) page_bytes: u64,
     /// What was not to be had.
     pub(crate) steps: Vec<StepDown>,
+    /// Why it goes without RDMA, if it shall have it.
+    pub(crate) rdma_refused: Option<VerbsError>,
 }
 
 /// Says how the set-up of a lane went.
@@ -113,7 +121,17 @@ impl LaneSetup {
             }
         };
         let mut tables = TableMemory::new(self.bounds());
+        let (verbs, rdma_refused) = match self.verbs(&arena.span()) {
+            Ok(verbs) => (verbs, None),
+            Err(error) if self.is_rdma_required => {
+                let what = format!("rdma of lane {}", self.index);
+                let _ = ready.send(Err(StartError::new(Code::RdmaAbsent, what, error)));
+                return;
+            }
+            Err(error) => (None, Some(error)),
+        };
         let report = LaneReady {
+            rdma_refused,
             index: self.index,
             pool_bytes: arena.len() as u64,
             page_bytes: arena.page_bytes() as u64,
@@ -128,7 +146,7 @@ impl LaneSetup {
             }
         };
         let allocations = copies.as_ref().map(|copies| Arc::clone(&copies.allocations));
-        match self.build(arena.span(), tables.storage(), helper, allocations) {
+        match self.build(arena.span(), tables.storage(), verbs, helper, allocations) {
             Ok(mut lane) => {
                 machine::populate_private();
                 let _ = ready.send(Ok(report));
@@ -152,6 +170,12 @@ impl LaneSetup {
         let (running, helper) = RunningCopies::start(self.index)?;
         set(word_of::<LaneStatus>("copy_tid"), running.tid);
         Ok(Some((running, helper)))
+    }
+
+    /// The lane's RDMA fabric, if the node has NICs.
+    fn verbs(&self, arena: &OwnedSpan) -> Result<Option<VerbsFabric>, VerbsError> {
+        let Some(rdma) = &self.rdma else { return Ok(None) };
+        rdma.lane(self.index, arena, self.pool_epoch, self.map).map(Some)
     }
 
     fn bounds(&self) -> Bounds {
@@ -183,6 +207,7 @@ impl LaneSetup {
         self,
         arena: OwnedSpan,
         storage: Storage<'s, Words>,
+        verbs: Option<VerbsFabric>,
         helper: Option<Helper>,
         copy_allocations: Option<Arc<Word>>,
     ) -> Result<Lane<'s>, StartError> {
@@ -190,7 +215,10 @@ impl LaneSetup {
             StartError::new(Code::DeviceError, format!("lane {}: {what}", self.index), error)
         };
         let tcp = TcpFabric::new(self.tcp()).map_err(|error| failed("tcp fabric", &error))?;
-        let mut fabric = Both::new(LocalFabric::new(self.local()), tcp, ConnectionIndex(connections::LOCAL));
+        let rdma_first = ConnectionIndex(u16::try_from(self.map.rdma_first()).unwrap_or(u16::MAX));
+        let remote = Both::new(tcp, verbs, rdma_first);
+        let mut fabric =
+            Both::new(LocalFabric::new(self.local()), remote, ConnectionIndex(connections::LOCAL));
         let mut copier = match helper {
             Some(helper) => HostCopier::with_helper(self.copier(), helper),
             None => HostCopier::new(self.copier()),
@@ -198,7 +226,7 @@ impl LaneSetup {
         let peers = u64::MAX;
         let entry = RegionEntry { span: arena.clone(), epoch: self.pool_epoch, access: ACCESS_WRITE, peers };
         fabric.first.install(RegionIndex::ARENA, self.pool_epoch, arena.clone(), ACCESS_WRITE);
-        fabric.second.install(RegionIndex::ARENA, entry);
+        fabric.second.first.install(RegionIndex::ARENA, entry);
         copier.install(RegionIndex::ARENA, arena);
         let observe = self.observe().map_err(|error| failed("logs", &error))?;
         let engine = Engine::new(self.engine(), storage, observe, fabric, copier);
@@ -210,6 +238,10 @@ impl LaneSetup {
             epoll::EventFlags::IN,
         )
         .map_err(|error| failed("epoll", &error))?;
+        for descriptor in engine.fabric().second.second.iter().flat_map(VerbsFabric::descriptors) {
+            epoll::add(self.lanes.get(self.index).epoll(), descriptor, token, epoll::EventFlags::IN)
+                .map_err(|error| failed("epoll", &error))?;
+        }
         let bell =
             Bell::new(self.bell).map_err(|error| StartError::new(Code::DeviceError, "lanes' page", error))?;
         // One more than ever come back at once, so that pushing one never grows the vector.
@@ -248,7 +280,7 @@ impl LaneSetup {
     fn tcp(&self) -> TcpConfig {
         TcpConfig {
             first: ConnectionIndex(connections::LOCAL),
-            connections: u16::try_from(self.map.count()).unwrap_or(u16::MAX) - connections::LOCAL,
+            connections: u16::try_from(self.map.rdma_first()).unwrap_or(u16::MAX) - connections::LOCAL,
             regions: REGIONS as u32,
             posts_max: POSTS,
             records_max: RECORDS,
@@ -309,6 +341,7 @@ pub(super) fn local_up(engine: &mut LaneEngine<'_>, pool_epoch: u32, first: u16,
             role,
             peer: SELF,
             class: if first == 0 { CLASS_LATENCY } else { CLASS_BULK },
+            serves: false,
             slots: SLOTS_MAX,
             small_bytes: shape.small_bytes,
             large_bytes: shape.large_bytes,

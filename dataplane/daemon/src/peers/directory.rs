@@ -18,7 +18,6 @@ use super::peer::Peer;
 use crate::lane::connections::Map;
 use crate::lane::handle::Lanes;
 use crate::lane::mail::Command;
-use crate::registrar::Registrar;
 
 /// A peer as the configuration names it.
 #[derive(Debug, Clone, Copy)]
@@ -95,6 +94,11 @@ impl Directory {
         self.seats().seats[seat].peer = None;
     }
 
+    /// Which connection of a lane is which.
+    pub(crate) const fn map(&self) -> Map {
+        self.map
+    }
+
     /// All peers, those that are being removed included.
     pub(crate) fn all(&self) -> Vec<Arc<Peer>> {
         self.seats().taken().cloned().collect()
@@ -126,16 +130,9 @@ impl Directory {
         }
     }
 
-    /// Tells a peer that a key of ours is not valid any more; what comes back says that it has stopped using it.
-    pub(crate) fn withdraw(&self, slot: u32, key: Key) -> Option<flume::Receiver<()>> {
-        self.get(slot)?.withdraw(key)
-    }
-
-    /// Makes sure that nothing of a peer can write here any more: its data connections end. It may make new ones.
-    pub(crate) fn fence(&self, registrar: &Registrar, slot: u32) {
-        if !self.close_targets(slot, Code::RemoteRefused) {
-            tracing::error!(peer = slot, node = registrar.node, "connections of a peer did not end in time");
-        }
+    /// Has a peer give a key of ours up within `limit`; what comes back says that it has. None if it is down.
+    pub(crate) fn revoke(&self, slot: u32, key: Key, limit: Duration) -> Option<flume::Receiver<()>> {
+        self.get(slot)?.revoke(key, limit)
     }
 
     /// The peer's receive plan, if it said one since it last came up.

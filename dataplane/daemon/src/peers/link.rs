@@ -5,18 +5,19 @@ use std::thread;
 use std::time::Duration;
 
 use railhead_abi::Code;
-use railhead_abi::frame::{Empty, Frame, NodeClose, NodeHello, NodeOpen, NodeOpened, NodePlan};
+use railhead_abi::frame::{Empty, Frame, NodeHello, NodeOpen, NodeOpened, NodePlan, NodeRevoke};
 use railhead_abi::observe::EventCode;
 use railhead_abi::settings::Plan;
 use railhead_core::port::Key;
 use railhead_ring::Word;
 use railhead_tcp::channel::{Channel, ChannelError, DataSigner, DataVerifier, Sender};
+use railhead_verbs::RAILS_MAX;
 
 use super::peer::{Link, OUTBOX, Outgoing, Peer};
 use super::{DEAD_AFTER, HANDSHAKE_MAX, HEARTBEAT, Peers};
 use crate::events::Event;
 use crate::lane::mail::Command;
-use crate::registrar::{REVOKE_MAX, mode_of};
+use crate::registrar::mode_of;
 
 /// How long a channel that seems dead is looked at once more.
 const SECOND_LOOK: Duration = Duration::from_millis(20);
@@ -40,7 +41,7 @@ impl Fresh {
 
 impl Peers {
     /// Serves a channel until it ends. Returns why it did.
-    pub(super) fn run(&self, peer: &Arc<Peer>, fresh: Fresh) -> Code {
+    pub(super) fn run(self: &Arc<Self>, peer: &Arc<Peer>, fresh: Fresh) -> Code {
         let slot = peer.slot();
         let (sender, mut receiver) = fresh.channel.split();
         let (outbox, outgoing) = flume::bounded(OUTBOX);
@@ -107,7 +108,7 @@ impl Peers {
     }
 
     /// Deals with one frame of a peer. What takes long is left to others, or the peer's heartbeats would not be read.
-    fn received(&self, peer: &Arc<Peer>, frame: Frame) -> Result<(), Code> {
+    fn received(self: &Arc<Self>, peer: &Arc<Peer>, frame: Frame) -> Result<(), Code> {
         match frame {
             Frame::Heartbeat(_) => {}
             Frame::NodeOpen(open) => {
@@ -115,10 +116,15 @@ impl Peers {
                 peer.post(Frame::NodeOpened(answer));
             }
             Frame::NodeOpened(opened) => peer.opened(opened),
+            Frame::NodeOffer(offer) => self.offered(peer, offer)?,
+            Frame::NodeAnswer(answer) => peer.answered(answer),
             Frame::NodePlan(plan) => self.plan(peer, &plan)?,
             Frame::NodePlanned(planned) => peer.set_planned(planned.figure),
-            Frame::NodeClose(close) => self.closed(peer, close)?,
-            Frame::NodeClosed(close) => peer.withdrawn(Key { index: close.index, epoch: close.epoch }),
+            Frame::NodeClose(close) => {
+                self.registrar.peer_closed(peer.slot(), Key { index: close.index, epoch: close.epoch });
+            }
+            Frame::NodeRevoke(revoke) => self.give_up(peer, revoke)?,
+            Frame::NodeRevoked(revoked) => peer.gave_up(Key { index: revoked.index, epoch: revoked.epoch }),
             _ => return Err(Code::ProtocolViolation),
         }
         Ok(())
@@ -139,10 +145,13 @@ impl Peers {
             epoch: opened.key.epoch,
             bytes: opened.bytes,
             session: opened.session,
-            direct_possible: u8::from(plan.direct_possible),
+            direct_possible: u8::from(plan.direct_possible && opened.direct_possible),
             mode: plan.mode as u8,
             direct_from_bytes: plan.direct_from_bytes,
             plan_generation: plan.generation,
+            address: opened.rdma.address,
+            keys: key_words(opened.rdma.keys),
+            access: opened.rdma.access,
         }
     }
 
@@ -164,35 +173,38 @@ impl Peers {
         Ok(())
     }
 
-    /// A key is not used any more by its holder, or not valid any more says its owner. Which of the two the frame does not
-    /// say, but the tables do. Should a key of ours and one of theirs have the same numbers, which are random, both ends
-    /// are acted on: a handle too many becomes stale, and nothing is written that may not be.
-    fn closed(&self, peer: &Arc<Peer>, close: NodeClose) -> Result<(), Code> {
-        let slot = peer.slot();
-        let key = Key { index: close.index, epoch: close.epoch };
-        let (is_held, is_ours) = {
-            let tables = self.registrar.tables();
-            let is_held = tables.region(key.index).is_some_and(|region| region.holds.contains_key(&slot));
-            (is_held && tables.key(key.index) == key, !tables.remotes_of_peer(slot, Some(key)).is_empty())
+    /// The peer withdraws a key of its own: it is told as soon as no lane uses it any more.
+    fn give_up(&self, peer: &Arc<Peer>, revoke: NodeRevoke) -> Result<(), Code> {
+        let key = Key { index: revoke.index, epoch: revoke.epoch };
+        peer.note_revoked(key);
+        if self.registrar.tables().remotes_of_peer(peer.slot(), Some(key)).is_empty() {
+            peer.post(Frame::NodeRevoked(revoke));
+            return Ok(());
+        }
+        if !peer.begin_giving_up() {
+            return Err(Code::ProtocolViolation);
+        }
+        let (registrar, giving) = (Arc::clone(&self.registrar), Arc::clone(peer));
+        let give_up = move || {
+            let limit = Duration::from_millis(u64::from(revoke.limit_ms));
+            // Not in time: no answer, and the owner fences us.
+            if registrar.give_up_remotes(giving.slot(), key, limit) {
+                giving.post(Frame::NodeRevoked(revoke));
+            }
+            giving.end_giving_up();
         };
-        if is_held {
-            self.registrar.peer_closed(slot, key);
-        }
-        if is_ours {
-            let (registrar, peer) = (Arc::clone(&self.registrar), Arc::clone(peer));
-            let withdraw = move || {
-                // Not in time: no answer, and the owner fences us.
-                if registrar.withdraw_remotes(slot, Some(key), REVOKE_MAX) {
-                    peer.post(Frame::NodeClosed(close));
-                }
-            };
-            let thread = thread::Builder::new().name(format!("railhead-end-{slot}"));
-            thread.spawn(withdraw).map_err(|_| Code::DeviceError)?;
-        } else if !is_held {
-            peer.post(Frame::NodeClosed(close));
-        }
-        Ok(())
+        let thread = thread::Builder::new().name(format!("railhead-end-{}", peer.slot()));
+        thread.spawn(give_up).map(drop).map_err(|_| {
+            peer.end_giving_up();
+            Code::DeviceError
+        })
     }
+}
+
+/// Memory keys as a frame has them, two a word.
+fn key_words(keys: [u32; RAILS_MAX]) -> [u64; 2] {
+    let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+    [pair(keys[0], keys[1]), pair(keys[2], keys[3])]
 }
 
 /// The sender thread of a channel. Its end ends the channel in both directions.

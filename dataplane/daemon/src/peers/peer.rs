@@ -1,11 +1,13 @@
 //! One peer: what is known of it, its live channel, who waits for its answers.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use railhead_abi::Code;
-use railhead_abi::frame::{Frame, NodeClose, NodeHello, NodeOpen, NodeOpened, NodePlan, name_words};
+use railhead_abi::frame::{
+    Frame, NodeClose, NodeEndpoint, NodeHello, NodeOpen, NodeOpened, NodePlan, NodeRevoke, name_words,
+};
 use railhead_abi::segment::{PEER_ABSENT, PEER_DOWN, PEER_UP, PeerStatus};
 use railhead_abi::settings::Plan;
 use railhead_core::port::Key;
@@ -22,6 +24,10 @@ use crate::segment::write_peer;
 const OPEN_MAX: Duration = Duration::from_secs(5);
 /// Frames that may wait to be sent to one peer.
 pub(crate) const OUTBOX: usize = 1024;
+/// Withdrawn keys that are remembered: each is looked for by an opening that was under way when it came.
+const REVOKED_MAX: usize = 1024;
+/// Withdrawn keys that a peer may wait for at once: each has a thread. That is all that its sessions can have.
+const GIVING_UP_MAX: usize = 256;
 /// Data connections that may wait to be connected.
 const WANTED: usize = 1024;
 
@@ -59,7 +65,8 @@ impl Link {
 pub(crate) struct Pending {
     cookie: u64,
     opens: HashMap<u64, flume::Sender<NodeOpened>>,
-    withdrawals: Vec<(Key, flume::Sender<()>)>,
+    offers: HashMap<u64, flume::Sender<NodeEndpoint>>,
+    revocations: Vec<(Key, flume::Sender<()>)>,
 }
 
 /// What changes of a peer.
@@ -71,6 +78,10 @@ struct PeerState {
     incarnation: u64,
     /// Keys of that incarnation that were given back while it could not be told.
     closes: Vec<Key>,
+    /// Keys that it withdrew lately, newest last.
+    revoked: VecDeque<Key>,
+    /// Keys that it withdrew and that lanes still use.
+    giving_up: usize,
     /// Its receive plan, since it last came up.
     plan: Option<Plan>,
     /// Newest generation of our receive plan that it was told since it last came up.
@@ -113,6 +124,8 @@ impl Peer {
             pending: Pending::default(),
             incarnation: 0,
             closes: Vec::new(),
+            revoked: VecDeque::new(),
+            giving_up: 0,
             plan: None,
             told: 0,
             down_since: None,
@@ -222,6 +235,8 @@ impl Peer {
             }
         }
         state.link = Some(link);
+        // A key that was given up for good is not given out again; one of a peer that had been removed may be.
+        state.revoked.clear();
         state.plan = None;
         state.told = 0;
         state.status.state = PEER_UP;
@@ -242,7 +257,8 @@ impl Peer {
             state.down_since = Some(Instant::now());
         }
         state.pending.opens.clear();
-        state.pending.withdrawals.clear();
+        state.pending.offers.clear();
+        state.pending.revocations.clear();
         state.status.state = PEER_DOWN;
         state.status.cause = cause.number();
         write_peer(&self.words, &state.status);
@@ -320,6 +336,40 @@ impl Peer {
         }
     }
 
+    /// Offers our end of an RDMA connection; the answer has the peer's.
+    pub(super) fn offer(&self, offer: NodeEndpoint, limit: Duration) -> Result<NodeEndpoint, Code> {
+        let (reply, answer) = flume::bounded(1);
+        let cookie = {
+            let mut state = self.state();
+            let link = state.link.clone().ok_or(Code::PeerNotConnected)?;
+            state.pending.cookie += 1;
+            let cookie = state.pending.cookie;
+            state.pending.offers.insert(cookie, reply);
+            if !link.post(Frame::NodeOffer(NodeEndpoint { cookie, ..offer })) {
+                state.pending.offers.remove(&cookie);
+                return Err(Code::PeerNotConnected);
+            }
+            cookie
+        };
+        let answered = answer.recv_timeout(limit);
+        self.state().pending.offers.remove(&cookie);
+        let answer = answered.map_err(|_| Code::PeerNotConnected)?;
+        match Code::from_number(answer.status) {
+            Some(Code::Ok) => Ok(answer),
+            Some(code) => Err(code),
+            None => Err(Code::ProtocolViolation),
+        }
+    }
+
+    /// The peer answered an offer. One that comes too late is of a connection that the peer's lane gives up by itself.
+    pub(super) fn answered(&self, answer: NodeEndpoint) {
+        let waiter = self.state().pending.offers.remove(&answer.cookie);
+        if let Some(waiter) = waiter {
+            // Whoever gave up waiting is not there any more.
+            let _ = waiter.send(answer);
+        }
+    }
+
     /// The peer answered an open.
     pub(super) fn opened(&self, opened: NodeOpened) {
         let waiter = self.state().pending.opens.remove(&opened.cookie);
@@ -344,22 +394,49 @@ impl Peer {
         }
     }
 
-    /// Tells it that a key of ours is not valid any more; what comes back says that it has stopped using it.
-    pub(super) fn withdraw(&self, key: Key) -> Option<flume::Receiver<()>> {
+    /// Has it give a key of ours up within `limit`; what comes back says that it has. None if it is down.
+    pub(super) fn revoke(&self, key: Key, limit: Duration) -> Option<flume::Receiver<()>> {
         let (confirm, confirmed) = flume::bounded(1);
         let mut state = self.state();
         let link = state.link.clone()?;
-        state.pending.withdrawals.push((key, confirm));
-        link.post(close_frame(key)).then_some(confirmed)
+        state.pending.revocations.push((key, confirm));
+        link.post(Frame::NodeRevoke(revoke_body(key, limit))).then_some(confirmed)
     }
 
-    /// The peer confirmed that it uses a key of ours no more.
-    pub(super) fn withdrawn(&self, key: Key) {
+    /// It gave a key of ours up.
+    pub(super) fn gave_up(&self, key: Key) {
         let is_meant = |(waited, _): &mut (Key, _)| *waited == key;
-        for (_, waiter) in self.state().pending.withdrawals.extract_if(.., is_meant) {
+        for (_, waiter) in self.state().pending.revocations.extract_if(.., is_meant) {
             // There is room, and whoever gave up waiting is not there any more.
             let _ = waiter.try_send(());
         }
+    }
+
+    /// It withdrew a key of its own. To be noted before the handles of that key are looked for.
+    pub(super) fn note_revoked(&self, key: Key) {
+        let mut state = self.state();
+        if state.revoked.len() == REVOKED_MAX {
+            state.revoked.pop_front();
+        }
+        state.revoked.push_back(key);
+    }
+
+    /// Whether it withdrew this key. To be asked after a handle of that key can be found.
+    pub(crate) fn was_revoked(&self, key: Key) -> bool {
+        self.state().revoked.contains(&key)
+    }
+
+    /// A thread begins to give a key up. False if too many do.
+    pub(super) fn begin_giving_up(&self) -> bool {
+        let mut state = self.state();
+        let may = state.giving_up < GIVING_UP_MAX;
+        state.giving_up += usize::from(may);
+        may
+    }
+
+    /// It has ended.
+    pub(super) fn end_giving_up(&self) {
+        self.state().giving_up -= 1;
     }
 
     /// Its receive plan, if it said one since it last came up.
@@ -382,7 +459,13 @@ fn plan_frame(plan: &Plan) -> Frame {
     })
 }
 
-/// The frame that gives a handle back, or withdraws a key.
+/// The frame that gives a handle back.
 fn close_frame(key: Key) -> Frame {
     Frame::NodeClose(NodeClose { index: key.index, epoch: key.epoch })
+}
+
+/// What withdraws a key, and what answers that.
+pub(super) fn revoke_body(key: Key, limit: Duration) -> NodeRevoke {
+    let limit_ms = u32::try_from(limit.as_millis()).unwrap_or(u32::MAX);
+    NodeRevoke { index: key.index, epoch: key.epoch, limit_ms }
 }

@@ -1,7 +1,7 @@
 //! The end of a peer while the dataplane runs.
 //!
 //! In this order: nobody finds it any more; its handles take no more transfers, and those under way may end by themselves
-//! for a while; it is told which handles come back, and its channel ends; its connections end, and with them the transfers
+//! for a while, in which it also gives up what it holds of ours; it is told which handles come back, and its channel ends; its connections end, and with them the transfers
 //! that were left; what it held is not held any more; its threads end; its slot is free.
 
 use std::sync::Arc;
@@ -27,8 +27,15 @@ impl Peers {
         let (registrar, directory) = (&self.registrar, &self.registrar.peers);
         let peer = directory.find(name).filter(|peer| peer.leave()).ok_or(Code::PeerUnknown)?;
         let slot = peer.slot();
+        let until = Instant::now() + drain;
+        let held = registrar.tables().held_by(slot);
+        let asked: Vec<_> = held.into_iter().filter_map(|key| peer.revoke(key, drain)).collect();
         if !registrar.withdraw_remotes(slot, None, drain) {
             tracing::info!(peer = name, "transfers to a peer that is removed are ended");
+        }
+        // What it has not given up by then ends with its connections.
+        for given_up in asked {
+            let _ = given_up.recv_deadline(until);
         }
         let keys = registrar.tables().keys_of_peer(slot);
         keys.into_iter().for_each(|(key, incarnation)| peer.close(key, incarnation));

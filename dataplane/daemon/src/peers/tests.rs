@@ -57,7 +57,9 @@ impl Running {
             access: ACCESS_WRITE,
             bytes: 4096,
             page_bytes: 4096,
+            direct_possible: true,
             span: None,
+            rdma: None,
             is_lost: false,
             holds: std::collections::HashMap::new(),
             lanes: 1,
@@ -161,23 +163,68 @@ fn a_handle_of_an_earlier_start_is_not_given_back_to_a_later_one() {
     assert!(!b.node.take_log().contains(&"allow 1".to_owned()));
 }
 
+/// A handle of a session of `a` for a key of `b`, as opening it would have left it.
+fn remote_at(a: &Running, key: Key) -> u32 {
+    let remote =
+        crate::tables::RemoteEntry { session: 0, peer: 1, key, incarnation: 22, is_going: false, lanes: 1 };
+    a.node.registrar.tables().add_remote(remote).unwrap().0
+}
+
 #[test]
-fn owner_withdraws_a_key_and_holder_confirms_after_its_lanes() {
+fn owner_revokes_a_key_and_holder_confirms_after_its_lanes() {
     let (a, b) = pair();
     let key = b.add_region("r", "*");
     a.ask("r", "x").unwrap();
-    let remote =
-        crate::tables::RemoteEntry { session: 0, peer: 1, key, incarnation: 22, is_going: false, lanes: 1 };
-    let (slot, _) = a.node.registrar.tables().add_remote(remote).unwrap();
+    let slot = remote_at(&a, key);
     a.node.hold.store_release(1);
-    let confirmed = b.node.registrar.peers.withdraw(1, key).unwrap();
+    let limit = Duration::from_secs(2);
+    let since = Instant::now();
+    let confirmed = b.node.registrar.peers.revoke(1, key, limit).unwrap();
     assert!(a.node.has_seen(&format!("end remote {slot}")));
     assert!(confirmed.recv_timeout(Duration::from_millis(100)).is_err(), "its transfers have not ended");
     // Asked once more: the handle's end has begun, and is still not there.
-    let again = b.node.registrar.peers.withdraw(1, key).unwrap();
+    let again = b.node.registrar.peers.revoke(1, key, limit).unwrap();
     assert!(again.recv_timeout(Duration::from_millis(100)).is_err());
+    assert!(a.node.has_seen(&format!("stop remote {slot} revoked")), "transfers that do not end are stopped");
+    assert!(since.elapsed() >= limit / 4, "but not at once");
     a.node.hold.store_release(0);
     confirmed.recv_timeout(Duration::from_secs(5)).expect("the holder's word");
+    again.recv_timeout(Duration::from_secs(5)).expect("for both");
+}
+
+#[test]
+fn a_holder_that_does_not_give_a_region_up_is_fenced_and_its_key_kept_until_then() {
+    let (a, b) = pair();
+    let key = b.add_region("r", "*");
+    a.ask("r", "x").unwrap();
+    remote_at(&a, key);
+    let [latency, _] = connections::of_peer(1);
+    a.node.registrar.notice(0, Notice::ConnectionWanted { connection: latency, peer: 1 });
+    assert!(b.node.has_seen("target 16"));
+    b.node.take_log();
+    a.node.hold.store_release(1);
+    let mut settings = railhead_abi::settings::Settings::default();
+    settings.set(railhead_abi::settings::Setting::RevokeMaxMs, 200);
+    b.node.registrar.current.set(&settings, 2);
+    let since = Instant::now();
+    b.node.registrar.deregister(0, key.index, key.epoch).unwrap();
+    assert!((200..1500).contains(&since.elapsed().as_millis()), "took {:?}", since.elapsed());
+    let log = b.node.take_log();
+    let ended = format!("end region {}", key.index);
+    let expected = ["close 16 true".to_owned(), "allow 1".to_owned(), ended];
+    assert_eq!(log, expected, "its connection, its right, then the region");
+    assert!(b.node.registrar.tables().region(key.index).is_none());
+    a.node.hold.store_release(0);
+}
+
+#[test]
+fn a_key_that_nobody_has_is_confirmed_at_once_and_an_opening_that_it_overtakes_is_refused() {
+    let (a, b) = pair();
+    let key = b.add_region("r", "*");
+    a.ask("r", "x").unwrap();
+    let confirmed = b.node.registrar.peers.revoke(1, key, Duration::from_secs(5)).unwrap();
+    confirmed.recv_timeout(Duration::from_secs(1)).expect("no handle is there yet");
+    assert!(a.node.registrar.peers.get(1).unwrap().was_revoked(key));
 }
 
 #[test]
@@ -199,7 +246,7 @@ fn wanted_connections_are_made_and_a_second_one_replaces_the_first() {
     }
     assert!(a.node.has_seen(&format!("initiator {} class 0", latency.0)));
     assert!(a.node.has_seen(&format!("initiator {} class 1", bulk.0)));
-    assert!(b.node.has_seen("target 10 class") && b.node.has_seen("target 11 class"));
+    assert!(b.node.has_seen("target 16 class") && b.node.has_seen("target 17 class"));
     b.node.take_log();
     a.node.registrar.notice(0, Notice::ConnectionWanted { connection: bulk, peer: 1 });
     assert!(b.node.has_seen("target"));
@@ -215,7 +262,7 @@ fn connections_end_with_the_channel_and_wanted_ones_are_refused() {
     assert!(b.node.has_seen("initiator 4 class 0") && a.node.has_seen("target"));
     drop(b);
     assert!(within(|| a.status().state == PEER_DOWN));
-    assert!(a.node.has_seen("close 10 true"), "the peer's connection to us");
+    assert!(a.node.has_seen("close 16 true"), "the peer's connection to us");
     assert_eq!(a.ask("r", "x"), Err(Code::PeerNotConnected));
     a.node.take_log();
     a.node.registrar.notice(0, Notice::ConnectionWanted { connection: latency, peer: 1 });
@@ -328,15 +375,7 @@ fn a_peer_that_is_removed_leaves_nothing_and_its_slot_is_free_again() {
     let (of_a, of_b) = (a.add_region("r", "*"), b.add_region("r", "*"));
     a.ask("r", "x").unwrap();
     b.ask("r", "x").unwrap();
-    let remote = crate::tables::RemoteEntry {
-        session: 0,
-        peer: 1,
-        key: of_b,
-        incarnation: 22,
-        is_going: false,
-        lanes: 1,
-    };
-    let (slot, _) = a.node.registrar.tables().add_remote(remote).unwrap();
+    let slot = remote_at(&a, of_b);
     let [latency, _] = connections::of_peer(1);
     a.node.registrar.notice(0, Notice::ConnectionWanted { connection: latency, peer: 1 });
     b.node.registrar.notice(0, Notice::ConnectionWanted { connection: latency, peer: 1 });
@@ -348,7 +387,7 @@ fn a_peer_that_is_removed_leaves_nothing_and_its_slot_is_free_again() {
         log.iter().position(|seen| seen.starts_with(word)).unwrap_or_else(|| panic!("{word}: {log:?}"))
     };
     assert!(at(&format!("end remote {slot}")) < at("close 4 true"), "its handles first: {log:?}");
-    at("close 10 true");
+    at("close 16 true");
     at("allow 1");
     assert!(a.node.registrar.tables().region(of_a.index).unwrap().holds.is_empty());
     assert_eq!(status_of(&a.node, 1).state, railhead_abi::segment::PEER_ABSENT);
@@ -373,9 +412,7 @@ fn removal_waits_for_transfers_as_long_as_it_was_told_and_then_ends_them() {
     let (a, b) = pair();
     let key = b.add_region("r", "*");
     a.ask("r", "x").unwrap();
-    let remote =
-        crate::tables::RemoteEntry { session: 0, peer: 1, key, incarnation: 22, is_going: false, lanes: 1 };
-    a.node.registrar.tables().add_remote(remote).unwrap();
+    remote_at(&a, key);
     let [latency, _] = connections::of_peer(1);
     a.node.registrar.notice(0, Notice::ConnectionWanted { connection: latency, peer: 1 });
     assert!(a.node.has_seen("initiator 4"));

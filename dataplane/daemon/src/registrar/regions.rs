@@ -11,9 +11,10 @@ use railhead_shm::guard::{self, GuardError};
 use railhead_shm::memfd::{self, Facts, HUGE_PAGE_BYTES, MemfdError};
 use railhead_shm::{Access, MapError, Mapping, OwnedSpan};
 
-use super::{REVOKE_MAX, Registrar, named};
+use super::{Registrar, named};
 use crate::grants::Grant;
 use crate::lane::mail::Command;
+use crate::rdma::Registered;
 use crate::tables::{RegionEntry, RegionState, SELF};
 
 /// A client's wish to register, and the file that came with it.
@@ -48,7 +49,9 @@ impl Registrar {
             access: frame.access,
             bytes: frame.bytes,
             page_bytes,
+            direct_possible: true,
             span: None,
+            rdma: None,
             is_lost: false,
             holds: std::collections::HashMap::new(),
             lanes: 0,
@@ -63,20 +66,34 @@ impl Registrar {
             self.tables().remove_region(index);
             self.ended.notify_all();
         })?;
-        self.tables().region_mapped(index, span.clone());
+        let (rdma, direct_possible) = match self.register_with_nics(session, registration, &span) {
+            Ok(registered) => (registered, true),
+            Err(cause) => {
+                self.emit(
+                    named(EventCode::RegionDemoted, format!("{}: {cause}", name.as_str()).as_str())
+                        .figures(frame.bytes, self.rdma.as_ref().map_or(0, |rdma| rdma.pinned().0)),
+                );
+                (None, false)
+            }
+        };
+        let rdma = rdma.map(|registered| registered.of_generation(generation));
+        let nic_entry = rdma.as_ref().map(|registered| registered.entry.clone());
+        self.tables().region_mapped(index, span.clone(), direct_possible, rdma);
         let info = RegionInfo {
             generation,
             bytes: frame.bytes,
             access: frame.access,
             session,
             flush: false,
-            direct_possible: true,
+            direct_possible,
             peers: 1 << SELF,
+            readers: 1 << SELF,
         };
         let all = self.all_lanes();
         self.tables().region_lanes(index, |lanes| *lanes = all);
         let region = RegionIndex(index);
-        let install = |_| Command::InstallRegion { region, info, span: span.clone() };
+        let install =
+            |_| Command::InstallRegion { region, info, span: span.clone(), rdma: nic_entry.clone() };
         let (lanes, installed) = self.lanes.ask_all(install);
         if let Err(code) = installed {
             self.tables().region_lanes(index, |has| *has &= lanes);
@@ -90,6 +107,25 @@ impl Registrar {
             self.emit(named(EventCode::RegionSteppedDown, name.as_str()).figures(frame.bytes, page_bytes));
         }
         Ok(Handle { index, generation, bytes: frame.bytes, page_bytes, peer: u32::MAX, session })
+    }
+
+    /// Registers a region's memory with the NICs, if there are any.
+    ///
+    /// # Errors
+    /// Why it could not be: then its transfers are staged.
+    fn register_with_nics(
+        &self,
+        session: u32,
+        registration: &Registration,
+        span: &OwnedSpan,
+    ) -> Result<Option<Registered>, String> {
+        let Some(rdma) = self.rdma.as_ref().filter(|rdma| rdma.rails() > 0) else { return Ok(None) };
+        let (frame, file) = (&registration.frame, &registration.file);
+        match rdma.register(session, file, frame.offset, span, frame.access) {
+            Ok(Some(registered)) => Ok(Some(registered)),
+            Ok(None) => Err("rdma.pinned_bytes_max is used up".to_owned()),
+            Err(error) => Err(error.to_string()),
+        }
     }
 
     /// Deregisters a region on its owner's wish.
@@ -116,26 +152,26 @@ impl Registrar {
         self.forget_region(index);
     }
 
-    /// Has every holder stop; fences those that do not in time.
+    /// Has every holder give the region up; fences those that do not in time. Until all have, or can write no more, its key
+    /// is not given to another region.
     fn revoke(&self, index: u32) {
         let (key, peers) = {
             let tables = self.tables();
             let Some(region) = tables.region(index) else { return };
             (tables.key(index), region.holds.keys().copied().collect::<Vec<_>>())
         };
+        let limit = self.current.revoke_max();
+        let until = std::time::Instant::now() + limit;
         // Remote nodes first: they drain while this node's own handles are taken back.
-        let withdrawn =
-            peers.iter().filter(|peer| **peer != SELF).map(|peer| (*peer, self.peers.withdraw(*peer, key)));
-        let withdrawn: Vec<_> = withdrawn.collect();
+        let others = peers.iter().copied().filter(|peer| *peer != SELF);
+        let asked: Vec<_> = others.map(|peer| (peer, self.peers.revoke(peer, key, limit))).collect();
         if peers.contains(&SELF) {
-            self.withdraw_remotes(SELF, Some(key), REVOKE_MAX);
+            self.give_up_remotes(SELF, key, limit);
         }
-        let until = std::time::Instant::now() + REVOKE_MAX;
-        for (peer, confirmed) in withdrawn {
-            // A peer that is not connected cannot confirm. Its data connections end with it, which fences it as well.
-            let is_confirmed = confirmed.is_some_and(|confirmed| confirmed.recv_deadline(until).is_ok());
-            if !is_confirmed {
-                self.peers.fence(self, peer);
+        for (peer, given_up) in asked {
+            let was_up = given_up.is_some();
+            if !given_up.is_some_and(|given_up| given_up.recv_deadline(until).is_ok()) {
+                self.fence(peer, was_up);
             }
             while self.tables().region(index).is_some_and(|region| region.holds.contains_key(&peer)) {
                 self.tables().unhold(key, peer);
@@ -144,6 +180,19 @@ impl Registrar {
         // Engine and adapters refuse a stray write by the same mask, so none comes in while the region drains.
         if peers.iter().any(|peer| *peer != SELF) {
             self.withdraw_right(key);
+        }
+    }
+
+    /// Makes sure that nothing of a peer can write here any more: its data connections end. It may make new ones. One that
+    /// is not connected could not be asked, and its connections have ended, or are about to, for that.
+    fn fence(&self, peer: u32, was_up: bool) {
+        if was_up {
+            let name = self.peers.get(peer).map(|peer| peer.name().to_owned()).unwrap_or_default();
+            let event = named(EventCode::PeerFenced, &name).reason(Code::Revoked);
+            self.emit(event.figures(u64::from(peer), 0));
+        }
+        if !self.peers.close_targets(peer, Code::Revoked) {
+            tracing::error!(peer, "connections of a peer did not end in time");
         }
     }
 

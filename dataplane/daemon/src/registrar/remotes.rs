@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use railhead_abi::Code;
-use railhead_abi::frame::{Handle, NodeOpen, Open, Text, name_words};
+use railhead_abi::frame::{Handle, NodeOpen, NodeOpened, Open, Text, name_words};
 use railhead_abi::observe::EventCode;
 use railhead_abi::settings::{Mode, Plan};
 use railhead_core::port::Key;
 use railhead_core::tables::RemoteInfo;
+use railhead_verbs::RemoteMemory;
 
 use super::regions::Refusal;
 use super::{RELEASE_MAX, Registrar, named};
@@ -24,6 +25,8 @@ struct Answered {
     owner: u32,
     incarnation: u64,
     plan: Plan,
+    /// How our NICs name it; `None` where the peer is reached over TCP.
+    rdma: Option<RemoteMemory>,
 }
 
 impl Registrar {
@@ -48,22 +51,41 @@ impl Registrar {
             self.give_back(peer, key, incarnation);
             (code, "remote handles".to_owned())
         })?;
+        // Its owner may have withdrawn it before it was in the tables, where a withdrawal looks.
+        if known.as_ref().is_some_and(|known| known.was_revoked(key)) {
+            self.forget_remote(index);
+            return Err(refuse(Code::RegionUnknown));
+        }
+        let over_rdma = answered.rdma.is_some();
+        let map = self.peers.map();
         let info = RemoteInfo {
             generation,
             session,
             peer,
-            connections: connections::of_peer(peer),
+            access: open.access,
+            connections: if over_rdma { map.of_peer_over_rdma(peer) } else { connections::of_peer(peer) },
+            readers: map.readers_of_peer(peer),
+            one_sided: over_rdma,
             key,
             bytes: answered.bytes,
             plan: answered.plan,
+            read_plan: answered.plan,
         };
         let all = self.all_lanes();
         self.tables().remote_lanes(index, |lanes| *lanes = all);
-        let (lanes, installed) = self.lanes.ask_all(|_| Command::InstallRemote { remote: index, info });
+        let (lanes, installed) =
+            self.lanes.ask_all(|_| Command::InstallRemote { remote: index, info, rdma: answered.rdma });
         if let Err(code) = installed {
             self.tables().remote_lanes(index, |has| *has &= lanes);
             self.remove_remote(index);
             return Err((code, "a lane did not take the handle".to_owned()));
+        }
+        // A withdrawal may have come to the lanes before the handle did: they have not heard of it then.
+        if self.tables().remote(index).is_some_and(|remote| remote.is_going) {
+            self.remove_from_lanes(index);
+            self.wait_for_remote(index);
+            self.forget_remote(index);
+            return Err(refuse(Code::RegionUnknown));
         }
         self.catch_up(peer, answered.plan.generation);
         let (bytes, page_bytes) = (answered.bytes, answered.page_bytes);
@@ -74,7 +96,7 @@ impl Registrar {
         let opened = self.tables().open(region, access, (SELF, &self.node, name), Some(session))?;
         let plan = self.current.receive_plan();
         let (key, bytes, page_bytes, owner) = (opened.key, opened.bytes, opened.page_bytes, opened.session);
-        Ok(Answered { key, bytes, page_bytes, owner, incarnation: self.incarnation, plan })
+        Ok(Answered { key, bytes, page_bytes, owner, incarnation: self.incarnation, plan, rdma: None })
     }
 
     fn open_at(&self, peer: u32, name: &str, region: &str, access: u32) -> Result<Answered, Code> {
@@ -87,7 +109,22 @@ impl Registrar {
             direct_possible: opened.direct_possible != 0,
         };
         let key = Key { index: opened.index, epoch: opened.epoch };
-        Ok(Answered { key, bytes: opened.bytes, page_bytes: 0, owner: opened.session, incarnation, plan })
+        let rdma = self.reaches_over_rdma(peer).then(|| memory_of(&opened));
+        Ok(Answered {
+            key,
+            bytes: opened.bytes,
+            page_bytes: 0,
+            owner: opened.session,
+            incarnation,
+            plan,
+            rdma,
+        })
+    }
+
+    /// Whether both this node and a peer have NICs that are used.
+    fn reaches_over_rdma(&self, peer: u32) -> bool {
+        let theirs = self.peers.get(peer).and_then(|peer| peer.link()).map_or(0, |link| link.hello.rails);
+        theirs > 0 && self.rdma.as_ref().is_some_and(|rdma| rdma.rails() > 0)
     }
 
     /// A plan that came between the answer and the installation has missed the new handle: say it again.
@@ -142,10 +179,14 @@ impl Registrar {
     /// Ends a remote handle whose session is gone.
     pub(super) fn remove_remote(&self, index: u32) {
         self.begin_remote_end(index);
+        self.wait_for_remote(index);
+        self.forget_remote(index);
+    }
+
+    fn wait_for_remote(&self, index: u32) {
         self.wait_for_ever("remote handle", |tables| {
             tables.remote(index).is_none_or(|remote| remote.lanes == 0)
         });
-        self.forget_remote(index);
     }
 
     /// Ends the lanes' use of the handles that `peer` gave, all or those of one key; true when it has ended in time. The
@@ -158,10 +199,30 @@ impl Registrar {
         })
     }
 
-    fn begin_remote_end(&self, index: u32) {
-        if !self.tables().close_remote(index) {
-            return;
+    /// Ends the lanes' use of the handles of one key, whose owner wants it back: they take no more transfers, those under
+    /// way may end by themselves for a quarter of the time, then they are stopped. True when all has ended in time.
+    pub(crate) fn give_up_remotes(&self, peer: u32, key: Key, limit: Duration) -> bool {
+        let patience = limit / 4;
+        if self.withdraw_remotes(peer, Some(key), patience) {
+            return true;
         }
+        let meant = self.tables().remotes_of_peer(peer, Some(key));
+        for remote in meant {
+            let stopped = self.lanes.call_all(|_| Command::StopRemote { remote, cause: Code::Revoked });
+            if let Err(code) = stopped {
+                tracing::error!(code = code.name(), remote, "a lane did not stop the transfers of a handle");
+            }
+        }
+        self.withdraw_remotes(peer, Some(key), limit - patience)
+    }
+
+    fn begin_remote_end(&self, index: u32) {
+        if self.tables().close_remote(index) {
+            self.remove_from_lanes(index);
+        }
+    }
+
+    fn remove_from_lanes(&self, index: u32) {
         if let Err(code) = self.lanes.call_all(|_| Command::RemoveRemote { remote: index }) {
             tracing::error!(code = code.name(), index, "a lane did not begin the end of a remote handle");
         }
@@ -187,4 +248,18 @@ pub(crate) const fn mode_of(number: u64) -> Mode {
         2 => Mode::Direct,
         _ => Mode::Auto,
     }
+}
+
+/// How NICs name a peer's region, from its answer.
+const fn memory_of(opened: &NodeOpened) -> RemoteMemory {
+    const fn low(word: u64) -> u32 {
+        #[expect(clippy::cast_possible_truncation, reason = "the low half")]
+        {
+            word as u32
+        }
+    }
+    let [first, second] = opened.keys;
+    let keys = [low(first), low(first >> 32), low(second), low(second >> 32)];
+    let NodeOpened { epoch, access, address, bytes, .. } = *opened;
+    RemoteMemory { epoch, access, address, bytes, keys }
 }

@@ -66,6 +66,9 @@ impl Registrar {
             // Nobody but its own transfers uses a session's handles.
             remotes.into_iter().for_each(|remote| self.remove_remote(remote));
             regions.into_iter().for_each(|region| self.remove_region(region));
+            if let Some(rdma) = &self.rdma {
+                rdma.forget_session(session);
+            }
             for lane in 0..self.lanes.count() {
                 self.lanes.get(lane).unwatch(memory.doorbell(lane));
             }

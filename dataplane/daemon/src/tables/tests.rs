@@ -9,7 +9,9 @@ fn region(session: u32, name: &str, grant: &str) -> RegionEntry {
         access: ACCESS_READ | ACCESS_WRITE,
         bytes: 4096,
         page_bytes: 4096,
+        direct_possible: true,
         span: None,
+        rdma: None,
         is_lost: false,
         holds: HashMap::new(),
         lanes: 0,
@@ -87,7 +89,7 @@ fn region_is_opened_only_when_live_and_granted() {
     let opened = by(&mut tables, "b", "x").unwrap();
     assert_eq!(opened.key, Key { index: slot, epoch: generation });
     assert_eq!(opened.session, 3);
-    assert_eq!(tables.region(slot).unwrap().peers(), 1 | 1 << 5);
+    assert_eq!(tables.region(slot).unwrap().peers(ACCESS_WRITE), 1 | 1 << 5);
     assert!(tables.open("r", ACCESS_WRITE, (SELF, "a", "own"), Some(3)).is_ok(), "its owner needs no grant");
     assert_eq!(tables.open("", ACCESS_WRITE, (5, "b", "x"), None), Err(Code::RegionUnknown));
     tables.close_region(3, slot, generation).unwrap();
@@ -104,13 +106,29 @@ fn access_that_the_region_does_not_give_is_refused() {
 }
 
 #[test]
+fn rights_to_read_and_to_write_are_apart() {
+    let mut tables = Tables::new(1, 2, u32::MAX - 1);
+    live(&mut tables, 0, "r", "*");
+    let key = tables.open("r", ACCESS_READ, (2, "b", "x"), None).unwrap().key;
+    tables.open("r", ACCESS_WRITE, (3, "c", "x"), None).unwrap();
+    let peers = |tables: &Tables, access| tables.region(key.index).unwrap().peers(access);
+    assert_eq!(peers(&tables, ACCESS_READ), 1 | 1 << 2);
+    assert_eq!(peers(&tables, ACCESS_WRITE), 1 | 1 << 3);
+    tables.open("r", ACCESS_WRITE, (2, "b", "y"), None).unwrap();
+    assert_eq!(peers(&tables, ACCESS_WRITE), 1 | 1 << 2 | 1 << 3);
+    tables.unhold(key, 2);
+    tables.unhold(key, 2);
+    assert_eq!((peers(&tables, ACCESS_READ), peers(&tables, ACCESS_WRITE)), (1, 1 | 1 << 3));
+}
+
+#[test]
 fn a_peer_may_write_until_its_last_handle_is_back() {
     let mut tables = Tables::new(1, 2, u32::MAX - 1);
     live(&mut tables, 0, "r", "*");
     let key = tables.open("r", ACCESS_WRITE, (2, "b", "x"), None).unwrap().key;
     tables.open("r", ACCESS_WRITE, (2, "b", "y"), None).unwrap();
     tables.open("r", ACCESS_WRITE, (3, "c", "x"), None).unwrap();
-    let peers = |tables: &Tables| tables.region(key.index).unwrap().peers();
+    let peers = |tables: &Tables| tables.region(key.index).unwrap().peers(ACCESS_WRITE);
     assert!(!tables.unhold(key, 2));
     assert_eq!(peers(&tables), 1 | 1 << 2 | 1 << 3);
     assert!(tables.unhold(key, 2));
