@@ -80,11 +80,17 @@ fn a_transfer_that_waits_for_the_owner_is_stopped_in_time() {
     for number in 0..count {
         let notify = railhead_client::Notify::event(number);
         while port.submit(&Write { notify, ..write(number, &source, &remote, 64) }).is_err() {
+            port.wait(LIMIT);
             let count = port.poll(&mut some);
             ended.extend_from_slice(&some[..count]);
         }
     }
-    std::thread::sleep(Duration::from_millis(200));
+    until("the ring of events is full", LIMIT, || {
+        port.wait(Duration::from_millis(1));
+        let count = port.poll(&mut some);
+        ended.extend_from_slice(&some[..count]);
+        (ended.len() == railhead_abi::segment::EVENT_ENTRIES).then_some(())
+    });
     let since = Instant::now();
     owner.deregister(destination.handle()).unwrap();
     assert!(since.elapsed() < Duration::from_millis(2500), "took {:?}", since.elapsed());
