@@ -10,6 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use railhead_abi::Code;
+use railhead_abi::frame::{ACCESS_READ, ACCESS_WRITE};
 use railhead_abi::observe::EventCode;
 use railhead_core::Notice;
 use railhead_core::port::{Key, RegionIndex};
@@ -20,6 +21,7 @@ use crate::lane::SLEEPERS_MAX;
 use crate::lane::handle::Lanes;
 use crate::lane::mail::Command;
 use crate::peers::directory::Directory;
+use crate::rdma::Rdma;
 use crate::segment::LanesPage;
 use crate::settings::Current;
 use crate::tables::{RegionEntry, SELF, Tables};
@@ -55,6 +57,8 @@ pub(crate) struct Registrar {
     pub(crate) current: Arc<Current>,
     /// Other nodes.
     pub(crate) peers: Directory,
+    /// The NICs, where they are used.
+    pub(crate) rdma: Option<Arc<Rdma>>,
     /// [`Counter::RegionsLost`](railhead_abi::observe::Counter::RegionsLost) of lane 0, which the registrar counts: no
     /// lane knows of other lanes' faults.
     regions_lost: Words,
@@ -77,6 +81,7 @@ impl Registrar {
         events: Arc<EventLog>,
         current: Arc<Current>,
         peers: Directory,
+        rdma: Option<Arc<Rdma>>,
         regions_lost: Words,
     ) -> Self {
         #[expect(clippy::cast_possible_truncation, reason = "half of a random number is as random")]
@@ -91,6 +96,7 @@ impl Registrar {
             events,
             current,
             peers,
+            rdma,
             regions_lost,
             tables,
             allowing,
@@ -167,19 +173,22 @@ impl Registrar {
         self.ended.notify_all();
     }
 
-    /// Has every lane let those peers write a region that hold it now, and no others. Returns when all lanes do.
+    /// Has every lane let those peers write and read a region that hold it for that now, and no others. Returns when all
+    /// lanes do.
     pub(crate) fn allow_peers(&self, key: Key) -> Result<(), Code> {
         // Looked up and handed on by one thread at a time, or an older answer could come to the lanes after a newer one.
         let _turn = self.allowing.lock().unwrap_or_else(PoisonError::into_inner);
-        let peers = {
+        let allowed = {
             let tables = self.tables();
-            tables.region(key.index).filter(|_| tables.key(key.index) == key).map(RegionEntry::peers)
+            let of = |region: &RegionEntry| (region.peers(ACCESS_WRITE), region.peers(ACCESS_READ));
+            tables.region(key.index).filter(|_| tables.key(key.index) == key).map(of)
         };
-        let Some(peers) = peers else { return Err(Code::RegionUnknown) };
+        let Some((peers, readers)) = allowed else { return Err(Code::RegionUnknown) };
         self.lanes.call_all(|_| Command::AllowPeers {
             region: RegionIndex(key.index),
             epoch: key.epoch,
             peers,
+            readers,
         })
     }
 

@@ -80,11 +80,14 @@ impl StubLane {
                 ("end port".to_owned(), Answer::Done, notice)
             }
             Command::InstallRegion { region, .. } => (format!("region {}", region.0), Answer::Done, None),
-            Command::AllowPeers { peers, .. } => (format!("allow {peers:b}"), Answer::Done, None),
+            Command::AllowPeers { peers, readers, .. } => {
+                let read = if readers == 1 { String::new() } else { format!(", read {readers:b}") };
+                (format!("allow {peers:b}{read}"), Answer::Done, None)
+            }
             Command::RemoveRegion { region } => {
                 (format!("end region {}", region.0), Answer::Done, Some(Notice::RegionDrained { region }))
             }
-            Command::InstallRemote { remote, info } => {
+            Command::InstallRemote { remote, info, .. } => {
                 (format!("remote {remote} plan {}", info.plan.generation), Answer::Done, None)
             }
             Command::RemoveRemote { remote } => {
@@ -97,6 +100,9 @@ impl StubLane {
                 (format!("plan {peer} {}", plan.generation), Answer::Done, None)
             }
             Command::ExpireRemotes { peer } => (format!("expire {peer}"), Answer::Done, None),
+            Command::AttachQueuePair { ready, .. } => {
+                (format!("queue pair {}", ready.connection().0), Answer::Refused(Code::RdmaRefused), None)
+            }
             Command::AttachConnection { connection, socket, info } => {
                 self.sockets.insert(connection.0, socket);
                 let role = if info.role == Role::Target { "target" } else { "initiator" };
@@ -204,6 +210,7 @@ impl StubNode {
             Arc::new(EventLog::new(segment.registrar_events())),
             Arc::new(Current::new(Settings::default(), 1)),
             directory,
+            None,
             segment.regions_lost(),
         ));
         let notices = Notices::new(lanes, returns, Arc::clone(&doorbell));

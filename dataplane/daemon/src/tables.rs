@@ -10,8 +10,10 @@ use railhead_abi::frame::{ACCESS_READ, ACCESS_WRITE, is_name};
 use railhead_abi::segment::{PORTS_PER_LANE_MAX, SESSIONS_MAX};
 use railhead_core::port::Key;
 use railhead_shm::OwnedSpan;
+use railhead_verbs::RemoteMemory;
 
 use crate::grants::Grant;
+use crate::rdma::Registered;
 
 /// Slots of the region table; slot 0 is the lanes' staging arenas.
 pub(crate) const REGIONS: usize = 4096;
@@ -65,21 +67,35 @@ pub(crate) struct RegionEntry {
     pub(crate) bytes: u64,
     /// Bytes of the pages that it lies on.
     pub(crate) page_bytes: u64,
+    /// Direct is possible: where NICs are used, they have it.
+    pub(crate) direct_possible: bool,
     /// Its memory, once it is mapped; kept until the region is drained on every lane.
     pub(crate) span: Option<OwnedSpan>,
+    /// Its registration with the NICs; kept as long.
+    pub(crate) rdma: Option<Registered>,
     /// Its memory was taken away, and that has been reported.
     pub(crate) is_lost: bool,
     /// Handles open at each peer.
-    pub(crate) holds: HashMap<u32, u32>,
+    pub(crate) holds: HashMap<u32, Held>,
     /// Lanes that have it, one bit each.
     pub(crate) lanes: u64,
 }
 
 impl RegionEntry {
-    /// The peers that hold it, one bit each. This node always does.
-    pub(crate) fn peers(&self) -> u64 {
-        self.holds.keys().fold(1 << SELF, |bits, peer| bits | 1 << (peer % 64))
+    /// The peers that hold it for this access, one bit each. This node always does.
+    pub(crate) fn peers(&self, access: u32) -> u64 {
+        let holders = self.holds.iter().filter(|(_, held)| held.access & access != 0);
+        holders.fold(1 << SELF, |bits, (peer, _)| bits | 1 << (peer % 64))
     }
+}
+
+/// What a peer holds of a region.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Held {
+    /// Handles open.
+    pub(crate) count: u32,
+    /// What any of them was opened for; kept until the last one is given back.
+    pub(crate) access: u32,
 }
 
 /// A remote handle.
@@ -170,6 +186,10 @@ pub(crate) struct Opened {
     pub(crate) page_bytes: u64,
     /// Session that owns it.
     pub(crate) session: u32,
+    /// Direct is possible.
+    pub(crate) direct_possible: bool,
+    /// How NICs of peers name it; zeroes where it is not registered.
+    pub(crate) rdma: RemoteMemory,
 }
 
 /// All tables of the registrar. Guarded by one lock that is held for look-ups and changes only.
@@ -318,9 +338,17 @@ impl Tables {
     }
 
     /// The region's memory is mapped.
-    pub(crate) fn region_mapped(&mut self, region: u32, span: OwnedSpan) {
+    pub(crate) fn region_mapped(
+        &mut self,
+        region: u32,
+        span: OwnedSpan,
+        direct_possible: bool,
+        rdma: Option<Registered>,
+    ) {
         if let Some(entry) = self.regions.get_mut(region) {
             entry.span = Some(span);
+            entry.direct_possible = direct_possible;
+            entry.rdma = rdma;
         }
     }
 
@@ -408,16 +436,26 @@ impl Tables {
         if !(is_owner || region.grant.allows(node, session_name)) || region.access & wanted != wanted {
             return Err(Code::GrantMissing);
         }
-        *region.holds.entry(peer).or_default() += 1;
-        Ok(Opened { key, bytes: region.bytes, page_bytes: region.page_bytes, session: region.session })
+        let held = region.holds.entry(peer).or_default();
+        held.count += 1;
+        held.access |= wanted;
+        let rdma = region.rdma.as_ref().map(|registered| registered.remote);
+        Ok(Opened {
+            key,
+            bytes: region.bytes,
+            page_bytes: region.page_bytes,
+            session: region.session,
+            direct_possible: region.direct_possible,
+            rdma: rdma.unwrap_or_default(),
+        })
     }
 
     /// A holder gave one handle back. True if that was its last one.
     pub(crate) fn unhold(&mut self, key: Key, peer: u32) -> bool {
         let Some(region) = self.regions.current(key.index, key.epoch) else { return false };
-        let Some(count) = region.holds.get_mut(&peer) else { return false };
-        *count -= 1;
-        if *count > 0 {
+        let Some(held) = region.holds.get_mut(&peer) else { return false };
+        held.count -= 1;
+        if held.count > 0 {
             return false;
         }
         region.holds.remove(&peer);

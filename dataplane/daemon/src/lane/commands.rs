@@ -7,9 +7,10 @@ use std::os::fd::OwnedFd;
 
 use railhead_abi::Code;
 use railhead_core::port::{ConnectionIndex, Fabric, Nanos, RegionIndex};
-use railhead_core::tables::{ConnectionInfo, RegionInfo, Role};
+use railhead_core::tables::{ConnectionInfo, RegionInfo, RemoteInfo, Role};
 use railhead_shm::OwnedSpan;
 use railhead_tcp::{AttachInfo, RegionEntry};
+use railhead_verbs::{Ready, RemoteMemory, VerbsFabric};
 
 use super::Lane;
 use super::mail::{Answer, Command};
@@ -33,11 +34,13 @@ impl Lane<'_> {
                 self.engine.abandon_port(port, now);
                 Answer::Done
             }
-            Command::InstallRegion { region, info, span } => self.install_region(region, info, &span),
-            Command::AllowPeers { region, epoch, peers } => {
+            Command::InstallRegion { region, info, span, rdma } => {
+                self.install_region(region, info, &span, rdma)
+            }
+            Command::AllowPeers { region, epoch, peers, readers } => {
                 // Engine and adapter each refuse what the other would let through; a region that is gone needs nothing.
-                if self.engine.fabric_mut().second.set_peers(region, epoch, peers) {
-                    self.engine.grant_region(region, peers);
+                if self.engine.fabric_mut().second.first.set_peers(region, epoch, peers) {
+                    self.engine.grant_region(region, peers, readers);
                 }
                 Answer::Done
             }
@@ -45,9 +48,7 @@ impl Lane<'_> {
                 self.engine.remove_region(region);
                 Answer::Done
             }
-            Command::InstallRemote { remote, info } => {
-                done_if(self.engine.install_remote(remote, info), Code::RegionsFull)
-            }
+            Command::InstallRemote { remote, info, rdma } => self.install_remote(remote, info, rdma),
             Command::RemoveRemote { remote } => {
                 self.engine.remove_remote(remote);
                 Answer::Done
@@ -62,10 +63,16 @@ impl Lane<'_> {
             }
             Command::ExpireRemotes { peer } => {
                 self.engine.expire_remotes(peer);
+                if let (Some(verbs), Ok(peer)) = (self.verbs(), u8::try_from(peer)) {
+                    verbs.forget_peer(peer);
+                }
                 Answer::Done
             }
             Command::AttachConnection { connection, socket, info } => {
                 self.attach(connection, socket, info, now)
+            }
+            Command::AttachQueuePair { ready, attach, info } => {
+                self.attach_queue_pair(ready, attach, info, now)
             }
             Command::CloseConnection { connection, cause } => {
                 self.engine.close_connection(connection, cause);
@@ -83,14 +90,63 @@ impl Lane<'_> {
     }
 
     /// Adapters first: the engine may use a region as soon as it knows it.
-    fn install_region(&mut self, region: RegionIndex, info: RegionInfo, span: &OwnedSpan) -> Answer {
+    fn install_region(
+        &mut self,
+        region: RegionIndex,
+        info: RegionInfo,
+        span: &OwnedSpan,
+        rdma: Option<railhead_verbs::RegionEntry>,
+    ) -> Answer {
         let epoch = info.generation;
         drop(self.engine.copier_mut().install(region, span.clone()));
         let fabric = self.engine.fabric_mut();
         drop(fabric.first.install(region, epoch, span.clone(), info.access));
         let entry = RegionEntry { span: span.clone(), epoch, access: info.access, peers: info.peers };
-        drop(fabric.second.install(region, entry));
+        drop(fabric.second.first.install(region, entry));
+        if let (Some(verbs), Some(entry)) = (&mut fabric.second.second, rdma) {
+            drop(verbs.install(region, entry));
+        }
         done_if(self.engine.install_region(region, info), Code::RegionsFull)
+    }
+
+    fn install_remote(&mut self, remote: u32, info: RemoteInfo, rdma: Option<RemoteMemory>) -> Answer {
+        if let (Some(memory), Some(verbs), Ok(peer)) = (rdma, self.verbs(), u8::try_from(info.peer)) {
+            // Stays when the handle closes: others of the key may be open, and without one nothing names it.
+            verbs.install_remote(peer, info.key.index, memory);
+        }
+        done_if(self.engine.install_remote(remote, info), Code::RegionsFull)
+    }
+
+    const fn verbs(&mut self) -> Option<&mut VerbsFabric> {
+        self.engine.fabric_mut().second.second.as_mut()
+    }
+
+    fn attach_queue_pair(
+        &mut self,
+        ready: Ready,
+        attach: railhead_verbs::AttachInfo,
+        info: ConnectionInfo,
+        now: Nanos,
+    ) -> Answer {
+        let connection = ready.connection();
+        let (is_attached, left) = match self.verbs() {
+            None => (false, Some(ready)),
+            Some(verbs) => match verbs.attach(ready, attach) {
+                Ok(left) => (true, left),
+                Err(error) => (false, Some(error.ready)),
+            },
+        };
+        if let Some(left) = left {
+            self.send_home(left);
+        }
+        if !is_attached {
+            return Answer::Refused(Code::RdmaRefused);
+        }
+        if self.engine.connection_up(connection, info, now) {
+            return Answer::Done;
+        }
+        self.engine.fabric_mut().close(connection);
+        Answer::Refused(Code::RdmaRefused)
     }
 
     fn attach(
@@ -101,7 +157,7 @@ impl Lane<'_> {
         now: Nanos,
     ) -> Answer {
         let Ok(peer) = u8::try_from(info.peer) else { return Answer::Refused(Code::PeerUnknown) };
-        let fabric = &mut self.engine.fabric_mut().second;
+        let fabric = &mut self.engine.fabric_mut().second.first;
         let takes_writes = info.role == Role::Target;
         if fabric.attach(connection, socket, AttachInfo { peer, takes_writes }).is_err() {
             return Answer::Refused(Code::DeviceError);

@@ -12,6 +12,7 @@ use railhead_core::Notice;
 use railhead_core::port::{ConnectionIndex, RegionIndex};
 use railhead_core::tables::{ConnectionInfo, PortIndex, PortParts, RegionInfo, RemoteInfo, SessionParts};
 use railhead_shm::{OwnedSpan, Words};
+use railhead_verbs::{AttachInfo, Ready, RemoteMemory};
 
 /// Commands that may wait for a lane. Posting to a full ring waits: see [`super::handle::LaneHandle::post`].
 pub(crate) const COMMANDS_MAX: usize = 256;
@@ -55,15 +56,19 @@ pub(crate) enum Command {
         info: RegionInfo,
         /// Its memory; the registrar keeps an owner until the region is drained.
         span: OwnedSpan,
+        /// Its registration with the NICs; the registrar keeps that until the region is drained.
+        rdma: Option<railhead_verbs::RegionEntry>,
     },
-    /// Other peers may write a region now.
+    /// Other peers may write and read a region now.
     AllowPeers {
         /// Which.
         region: RegionIndex,
         /// Its generation: a later region in the slot is not meant.
         epoch: u32,
-        /// One bit for each peer.
+        /// Those that may write, one bit for each peer.
         peers: u64,
+        /// Those that may read.
+        readers: u64,
     },
     /// End the use of a region; `RegionDrained` follows, when it is out of the adapters too.
     RemoveRegion {
@@ -76,6 +81,8 @@ pub(crate) enum Command {
         remote: u32,
         /// What the engine has to know.
         info: RemoteInfo,
+        /// How NICs name it.
+        rdma: Option<RemoteMemory>,
     },
     /// End the use of a remote region; `RemoteDrained` follows.
     RemoveRemote {
@@ -102,6 +109,15 @@ pub(crate) enum Command {
         connection: ConnectionIndex,
         /// The socket.
         socket: OwnedFd,
+        /// What the other side said.
+        info: ConnectionInfo,
+    },
+    /// A connected queue pair of a data connection.
+    AttachQueuePair {
+        /// The queue pair.
+        ready: Ready,
+        /// Which rail, and the arena at the other end.
+        attach: AttachInfo,
         /// What the other side said.
         info: ConnectionInfo,
     },
@@ -148,6 +164,8 @@ pub(crate) enum Content {
     Answer(Answer),
     /// From the lane, unasked.
     Notice(Notice<Words>),
+    /// From the lane, unasked: to be dropped.
+    Retired(Ready),
 }
 
 /// A box on its way.

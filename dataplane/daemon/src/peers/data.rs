@@ -20,7 +20,7 @@ use railhead_tcp::channel::{DataKnock, dial_data};
 use super::directory::Directory;
 use super::peer::{Link, Peer};
 use super::{HANDSHAKE_MAX, HEARTBEAT, Peers};
-use crate::lane::connections::{self, Map};
+use crate::lane::connections::Map;
 use crate::lane::mail::Command;
 
 /// How long the end of a connection may take on its lane.
@@ -41,7 +41,7 @@ pub(crate) struct Wanted {
     pub(crate) connection: ConnectionIndex,
 }
 
-/// Who is at the other end of a target connection.
+/// Who dialled a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Initiator {
     /// Slot of the peer.
@@ -50,6 +50,10 @@ pub(crate) struct Initiator {
     pub(crate) lane: u32,
     /// Class.
     pub(crate) class: u32,
+    /// It reads: we serve on this connection, and are the initiator of what goes out on it.
+    pub(crate) is_reader: bool,
+    /// Over RDMA.
+    pub(crate) is_rdma: bool,
 }
 
 /// The target connections of all lanes.
@@ -62,18 +66,35 @@ pub(crate) struct Targets {
 impl Targets {
     /// No connections.
     pub(crate) fn new(lanes: usize, map: Map) -> Self {
-        Self { map, lanes: vec![vec![None; map.targets()]; lanes] }
+        let both = map.targets() + (map.count() - map.rdma_target_first());
+        Self { map, lanes: vec![vec![None; both]; lanes] }
     }
 
+    /// Places of sockets first, then those of RDMA.
     fn index(&self, at: usize) -> ConnectionIndex {
-        ConnectionIndex(u16::try_from(self.map.target_first() + at).unwrap_or(u16::MAX))
+        let index = match at.checked_sub(self.map.targets()) {
+            None => self.map.target_first() + at,
+            Some(over_rdma) => self.map.rdma_target_first() + over_rdma,
+        };
+        ConnectionIndex(u16::try_from(index).unwrap_or(u16::MAX))
+    }
+
+    fn place(&self, connection: ConnectionIndex) -> Option<usize> {
+        let index = usize::from(connection.0);
+        match index.checked_sub(self.map.rdma_target_first()) {
+            Some(over_rdma) if self.map.is_rdma(connection) => Some(self.map.targets() + over_rdma),
+            _ => index.checked_sub(self.map.target_first()).filter(|at| *at < self.map.targets()),
+        }
     }
 
     /// Gives out a slot of a lane: one for each initiator, and none of those that other peers, even such as are not there
     /// yet, are sure of.
-    fn take(&mut self, lane: usize, initiator: Initiator) -> Option<ConnectionIndex> {
+    pub(super) fn take(&mut self, lane: usize, initiator: Initiator) -> Option<ConnectionIndex> {
         let (most, sure, peers) = (self.map.targets_most(), self.map.targets_sure(), self.map.peers());
-        let slots = self.lanes.get_mut(lane)?;
+        let sockets = self.map.targets();
+        let (places, first) = if initiator.is_rdma { (sockets.., sockets) } else { (0.., 0) };
+        let slots = self.lanes.get_mut(lane)?.get_mut(places)?;
+        let slots = if initiator.is_rdma { slots } else { slots.get_mut(..sockets)? };
         let mut held = vec![0; peers + 1];
         for other in slots.iter().flatten() {
             *held.get_mut(other.peer as usize)? += 1;
@@ -90,12 +111,12 @@ impl Targets {
         }
         let at = slots.iter().position(Option::is_none)?;
         slots[at] = Some(initiator);
-        Some(self.index(at))
+        Some(self.index(first + at))
     }
 
     /// Takes a slot back.
-    fn put(&mut self, lane: usize, connection: ConnectionIndex) {
-        let at = usize::from(connection.0).checked_sub(self.map.target_first());
+    pub(super) fn put(&mut self, lane: usize, connection: ConnectionIndex) {
+        let at = self.place(connection);
         if let Some(slot) = at.and_then(|at| self.lanes.get_mut(lane)?.get_mut(at)) {
             *slot = None;
         }
@@ -124,13 +145,14 @@ impl Directory {
         self.ended.notify_all();
     }
 
-    fn forget_ours(&self, wanted: Wanted) {
+    pub(super) fn forget_ours(&self, wanted: Wanted) {
         self.ours.lock().unwrap_or_else(PoisonError::into_inner).remove(&wanted);
     }
 
     /// Waits until lanes have none of our connections to a peer any more; false when the time is over first.
     pub(super) fn wait_for_ours(&self, slot: u32, limit: Duration) -> bool {
-        let is_meant = |ours: &Wanted| connections::of_peer(slot).contains(&ours.connection);
+        let map = self.map;
+        let is_meant = |ours: &Wanted| map.all_of_peer(slot).any(|connection| connection == ours.connection);
         let until = Instant::now() + limit;
         while self.ours.lock().unwrap_or_else(PoisonError::into_inner).iter().any(is_meant) {
             if Instant::now() >= until {
@@ -146,7 +168,7 @@ impl Directory {
         self.close_where(cause, |initiator| initiator.peer == slot)
     }
 
-    fn close_where(&self, cause: Code, is_meant: impl Fn(&Initiator) -> bool) -> bool {
+    pub(super) fn close_where(&self, cause: Code, is_meant: impl Fn(&Initiator) -> bool) -> bool {
         let mut targets = self.targets.lock().unwrap_or_else(PoisonError::into_inner);
         let meant = targets.find(&is_meant);
         drop(targets);
@@ -169,7 +191,7 @@ impl Directory {
     /// Ends all our connections to a peer, and the transfers on them. Those that wait want new ones: see [`GRACE`].
     pub(super) fn close_ours(&self, slot: u32, cause: Code) {
         for lane in 0..self.lanes.count() {
-            for connection in connections::of_peer(slot) {
+            for connection in self.map.all_of_peer(slot) {
                 self.close_one(Wanted { lane, connection }, cause);
             }
         }
@@ -222,28 +244,44 @@ impl Peers {
     fn connect_by(&self, peer: &Peer, link: &Link, wanted: Wanted) -> Result<(), Code> {
         let Wanted { lane, connection } = wanted;
         let directory = &self.registrar.peers;
+        if directory.map.is_rdma(connection) {
+            return self.connect_queue_pair(peer, link, wanted);
+        }
         let class = directory.map.class_of(connection).ok_or(Code::ProtocolViolation)?;
+        let serves = directory.map.serves(connection);
         let number = u32::try_from(lane).map_err(|_| Code::ProtocolViolation)?;
         let target_lane = number % link.hello.lanes.max(1);
         let hello = {
             let mut signer = link.signer.lock().unwrap_or_else(PoisonError::into_inner);
-            signer.sign(number, target_lane, u32::from(class))
+            signer.sign(number, target_lane, u32::from(class), serves)
         };
         let stream = dial_data(peer.address(), &hello, HANDSHAKE_MAX).map_err(|error| error.code())?;
-        let info = ConnectionInfo {
-            role: Role::Initiator,
-            peer: peer.slot(),
-            class,
-            slots: link.hello.slots.min(SLOTS_MAX),
-            small_bytes: u64::from(link.hello.small_bytes),
-            large_bytes: u64::from(link.hello.large_bytes),
-            pool_epoch: pool_epoch(link.hello.incarnation),
+        let slots = link.hello.slots.min(SLOTS_MAX);
+        let info = if serves {
+            let info = self.written_here(Role::Target, peer, class);
+            ConnectionInfo { serves, slots, ..info }
+        } else {
+            ConnectionInfo { slots, ..written_there(Role::Initiator, peer, class, &link.hello) }
         };
         let socket = OwnedFd::from(stream);
         // Before the lane has it: its end may be reported at once.
         directory.ours.lock().unwrap_or_else(PoisonError::into_inner).insert(wanted);
         let attached = directory.lanes.call(lane, Command::AttachConnection { connection, socket, info });
         attached.map(drop).inspect_err(|_| directory.forget_ours(wanted))
+    }
+
+    /// What a lane has to know of a connection on which this node's memory is written.
+    fn written_here(&self, role: Role, peer: &Peer, class: u8) -> ConnectionInfo {
+        ConnectionInfo {
+            role,
+            peer: peer.slot(),
+            class,
+            serves: false,
+            slots: 0,
+            small_bytes: self.identity.small_bytes,
+            large_bytes: self.identity.large_bytes,
+            pool_epoch: pool_epoch(self.registrar.incarnation),
+        }
     }
 
     /// The live channel of a peer, waited for if it ended less than `grace` ago.
@@ -269,7 +307,9 @@ impl Peers {
             knock.refuse(&Refused::because(Code::ProtocolViolation, "lane or class"), HANDSHAKE_MAX);
             return Err(Code::ProtocolViolation);
         }
-        let initiator = Initiator { peer: slot, lane: hello.lane, class: hello.class };
+        let is_reader = hello.serves == 1;
+        let initiator =
+            Initiator { peer: slot, lane: hello.lane, class: hello.class, is_reader, is_rdma: false };
         if !directory.close_where(Code::ConnectionReset, |other| *other == initiator) {
             knock.refuse(
                 &Refused::because(Code::DeviceError, "the earlier connection has not ended"),
@@ -282,15 +322,14 @@ impl Peers {
             knock.refuse(&Refused::because(Code::QuotaExceeded, "connections of the lane"), HANDSHAKE_MAX);
             return Err(Code::QuotaExceeded);
         };
-        let info = ConnectionInfo {
-            role: Role::Target,
-            peer: slot,
-            // Below CLASSES, as was just checked.
-            class: u8::from(hello.class == 1),
-            slots: theirs.slots.min(SLOTS_MAX),
-            small_bytes: self.identity.small_bytes,
-            large_bytes: self.identity.large_bytes,
-            pool_epoch: pool_epoch(self.registrar.incarnation),
+        // Below CLASSES, as was just checked.
+        let class = u8::from(hello.class == 1);
+        let slots = theirs.slots.min(SLOTS_MAX);
+        let info = if is_reader {
+            let info = written_there(Role::Initiator, &peer, class, &theirs);
+            ConnectionInfo { serves: true, slots, ..info }
+        } else {
+            ConnectionInfo { slots, ..self.written_here(Role::Target, &peer, class) }
         };
         let attached = knock.ready(HANDSHAKE_MAX).map_err(|error| error.code()).and_then(|stream| {
             let socket = OwnedFd::from(stream);
@@ -334,6 +373,20 @@ impl Peers {
     }
 }
 
+/// What a lane has to know of a connection on which the peer's memory is written.
+fn written_there(role: Role, peer: &Peer, class: u8, hello: &NodeHello) -> ConnectionInfo {
+    ConnectionInfo {
+        role,
+        peer: peer.slot(),
+        class,
+        serves: false,
+        slots: 0,
+        small_bytes: u64::from(hello.small_bytes),
+        large_bytes: u64::from(hello.large_bytes),
+        pool_epoch: pool_epoch(hello.incarnation),
+    }
+}
+
 /// The epoch of the staging pools of a dataplane, from its incarnation: both ends compute it.
 pub(crate) const fn pool_epoch(incarnation: u64) -> u32 {
     (incarnation >> 32) as u32
@@ -345,7 +398,8 @@ mod tests {
 
     #[test]
     fn a_peer_gets_one_slot_for_each_of_its_lanes_and_none_that_others_are_sure_of() {
-        let of = |peer, at: u32| Initiator { peer, lane: at / 2, class: at % 2 };
+        let of =
+            |peer, at: u32| Initiator { peer, lane: at / 2, class: at % 2, is_reader: false, is_rdma: false };
         let mut targets = Targets::new(1, Map::new(3, 1));
         let first = targets.take(0, of(1, 0)).unwrap();
         assert_eq!(targets.take(0, of(1, 0)), None, "it has one");

@@ -94,6 +94,11 @@ impl Directory {
         self.seats().seats[seat].peer = None;
     }
 
+    /// Which connection of a lane is which.
+    pub(crate) const fn map(&self) -> Map {
+        self.map
+    }
+
     /// All peers, those that are being removed included.
     pub(crate) fn all(&self) -> Vec<Arc<Peer>> {
         self.seats().taken().cloned().collect()

@@ -11,6 +11,7 @@ use railhead_abi::settings::Plan;
 use railhead_core::port::Key;
 use railhead_ring::Word;
 use railhead_tcp::channel::{Channel, ChannelError, DataSigner, DataVerifier, Sender};
+use railhead_verbs::RAILS_MAX;
 
 use super::peer::{Link, OUTBOX, Outgoing, Peer};
 use super::{DEAD_AFTER, HANDSHAKE_MAX, HEARTBEAT, Peers};
@@ -40,7 +41,7 @@ impl Fresh {
 
 impl Peers {
     /// Serves a channel until it ends. Returns why it did.
-    pub(super) fn run(&self, peer: &Arc<Peer>, fresh: Fresh) -> Code {
+    pub(super) fn run(self: &Arc<Self>, peer: &Arc<Peer>, fresh: Fresh) -> Code {
         let slot = peer.slot();
         let (sender, mut receiver) = fresh.channel.split();
         let (outbox, outgoing) = flume::bounded(OUTBOX);
@@ -107,7 +108,7 @@ impl Peers {
     }
 
     /// Deals with one frame of a peer. What takes long is left to others, or the peer's heartbeats would not be read.
-    fn received(&self, peer: &Arc<Peer>, frame: Frame) -> Result<(), Code> {
+    fn received(self: &Arc<Self>, peer: &Arc<Peer>, frame: Frame) -> Result<(), Code> {
         match frame {
             Frame::Heartbeat(_) => {}
             Frame::NodeOpen(open) => {
@@ -115,6 +116,8 @@ impl Peers {
                 peer.post(Frame::NodeOpened(answer));
             }
             Frame::NodeOpened(opened) => peer.opened(opened),
+            Frame::NodeOffer(offer) => self.offered(peer, offer)?,
+            Frame::NodeAnswer(answer) => peer.answered(answer),
             Frame::NodePlan(plan) => self.plan(peer, &plan)?,
             Frame::NodePlanned(planned) => peer.set_planned(planned.figure),
             Frame::NodeClose(close) => {
@@ -142,10 +145,13 @@ impl Peers {
             epoch: opened.key.epoch,
             bytes: opened.bytes,
             session: opened.session,
-            direct_possible: u8::from(plan.direct_possible),
+            direct_possible: u8::from(plan.direct_possible && opened.direct_possible),
             mode: plan.mode as u8,
             direct_from_bytes: plan.direct_from_bytes,
             plan_generation: plan.generation,
+            address: opened.rdma.address,
+            keys: key_words(opened.rdma.keys),
+            access: opened.rdma.access,
         }
     }
 
@@ -193,6 +199,12 @@ impl Peers {
             Code::DeviceError
         })
     }
+}
+
+/// Memory keys as a frame has them, two a word.
+fn key_words(keys: [u32; RAILS_MAX]) -> [u64; 2] {
+    let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+    [pair(keys[0], keys[1]), pair(keys[2], keys[3])]
 }
 
 /// The sender thread of a channel. Its end ends the channel in both directions.

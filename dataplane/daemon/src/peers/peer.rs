@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use railhead_abi::Code;
 use railhead_abi::frame::{
-    Frame, NodeClose, NodeHello, NodeOpen, NodeOpened, NodePlan, NodeRevoke, name_words,
+    Frame, NodeClose, NodeEndpoint, NodeHello, NodeOpen, NodeOpened, NodePlan, NodeRevoke, name_words,
 };
 use railhead_abi::segment::{PEER_ABSENT, PEER_DOWN, PEER_UP, PeerStatus};
 use railhead_abi::settings::Plan;
@@ -65,6 +65,7 @@ impl Link {
 pub(crate) struct Pending {
     cookie: u64,
     opens: HashMap<u64, flume::Sender<NodeOpened>>,
+    offers: HashMap<u64, flume::Sender<NodeEndpoint>>,
     revocations: Vec<(Key, flume::Sender<()>)>,
 }
 
@@ -256,6 +257,7 @@ impl Peer {
             state.down_since = Some(Instant::now());
         }
         state.pending.opens.clear();
+        state.pending.offers.clear();
         state.pending.revocations.clear();
         state.status.state = PEER_DOWN;
         state.status.cause = cause.number();
@@ -331,6 +333,40 @@ impl Peer {
             Some(Code::Ok) => Ok((opened, incarnation)),
             Some(code) => Err(code),
             None => Err(Code::ProtocolViolation),
+        }
+    }
+
+    /// Offers our end of an RDMA connection; the answer has the peer's.
+    pub(super) fn offer(&self, offer: NodeEndpoint, limit: Duration) -> Result<NodeEndpoint, Code> {
+        let (reply, answer) = flume::bounded(1);
+        let cookie = {
+            let mut state = self.state();
+            let link = state.link.clone().ok_or(Code::PeerNotConnected)?;
+            state.pending.cookie += 1;
+            let cookie = state.pending.cookie;
+            state.pending.offers.insert(cookie, reply);
+            if !link.post(Frame::NodeOffer(NodeEndpoint { cookie, ..offer })) {
+                state.pending.offers.remove(&cookie);
+                return Err(Code::PeerNotConnected);
+            }
+            cookie
+        };
+        let answered = answer.recv_timeout(limit);
+        self.state().pending.offers.remove(&cookie);
+        let answer = answered.map_err(|_| Code::PeerNotConnected)?;
+        match Code::from_number(answer.status) {
+            Some(Code::Ok) => Ok(answer),
+            Some(code) => Err(code),
+            None => Err(Code::ProtocolViolation),
+        }
+    }
+
+    /// The peer answered an offer. One that comes too late is of a connection that the peer's lane gives up by itself.
+    pub(super) fn answered(&self, answer: NodeEndpoint) {
+        let waiter = self.state().pending.offers.remove(&answer.cookie);
+        if let Some(waiter) = waiter {
+            // Whoever gave up waiting is not there any more.
+            let _ = waiter.send(answer);
         }
     }
 

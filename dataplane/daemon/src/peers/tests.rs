@@ -57,7 +57,9 @@ impl Running {
             access: ACCESS_WRITE,
             bytes: 4096,
             page_bytes: 4096,
+            direct_possible: true,
             span: None,
+            rdma: None,
             is_lost: false,
             holds: std::collections::HashMap::new(),
             lanes: 1,
@@ -198,7 +200,7 @@ fn a_holder_that_does_not_give_a_region_up_is_fenced_and_its_key_kept_until_then
     remote_at(&a, key);
     let [latency, _] = connections::of_peer(1);
     a.node.registrar.notice(0, Notice::ConnectionWanted { connection: latency, peer: 1 });
-    assert!(b.node.has_seen("target 10"));
+    assert!(b.node.has_seen("target 16"));
     b.node.take_log();
     a.node.hold.store_release(1);
     let mut settings = railhead_abi::settings::Settings::default();
@@ -209,7 +211,7 @@ fn a_holder_that_does_not_give_a_region_up_is_fenced_and_its_key_kept_until_then
     assert!((200..1500).contains(&since.elapsed().as_millis()), "took {:?}", since.elapsed());
     let log = b.node.take_log();
     let ended = format!("end region {}", key.index);
-    let expected = ["close 10 true".to_owned(), "allow 1".to_owned(), ended];
+    let expected = ["close 16 true".to_owned(), "allow 1".to_owned(), ended];
     assert_eq!(log, expected, "its connection, its right, then the region");
     assert!(b.node.registrar.tables().region(key.index).is_none());
     a.node.hold.store_release(0);
@@ -244,7 +246,7 @@ fn wanted_connections_are_made_and_a_second_one_replaces_the_first() {
     }
     assert!(a.node.has_seen(&format!("initiator {} class 0", latency.0)));
     assert!(a.node.has_seen(&format!("initiator {} class 1", bulk.0)));
-    assert!(b.node.has_seen("target 10 class") && b.node.has_seen("target 11 class"));
+    assert!(b.node.has_seen("target 16 class") && b.node.has_seen("target 17 class"));
     b.node.take_log();
     a.node.registrar.notice(0, Notice::ConnectionWanted { connection: bulk, peer: 1 });
     assert!(b.node.has_seen("target"));
@@ -260,7 +262,7 @@ fn connections_end_with_the_channel_and_wanted_ones_are_refused() {
     assert!(b.node.has_seen("initiator 4 class 0") && a.node.has_seen("target"));
     drop(b);
     assert!(within(|| a.status().state == PEER_DOWN));
-    assert!(a.node.has_seen("close 10 true"), "the peer's connection to us");
+    assert!(a.node.has_seen("close 16 true"), "the peer's connection to us");
     assert_eq!(a.ask("r", "x"), Err(Code::PeerNotConnected));
     a.node.take_log();
     a.node.registrar.notice(0, Notice::ConnectionWanted { connection: latency, peer: 1 });
@@ -385,7 +387,7 @@ fn a_peer_that_is_removed_leaves_nothing_and_its_slot_is_free_again() {
         log.iter().position(|seen| seen.starts_with(word)).unwrap_or_else(|| panic!("{word}: {log:?}"))
     };
     assert!(at(&format!("end remote {slot}")) < at("close 4 true"), "its handles first: {log:?}");
-    at("close 10 true");
+    at("close 16 true");
     at("allow 1");
     assert!(a.node.registrar.tables().region(of_a.index).unwrap().holds.is_empty());
     assert_eq!(status_of(&a.node, 1).state, railhead_abi::segment::PEER_ABSENT);

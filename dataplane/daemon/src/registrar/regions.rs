@@ -14,6 +14,7 @@ use railhead_shm::{Access, MapError, Mapping, OwnedSpan};
 use super::{Registrar, named};
 use crate::grants::Grant;
 use crate::lane::mail::Command;
+use crate::rdma::Registered;
 use crate::tables::{RegionEntry, RegionState, SELF};
 
 /// A client's wish to register, and the file that came with it.
@@ -48,7 +49,9 @@ impl Registrar {
             access: frame.access,
             bytes: frame.bytes,
             page_bytes,
+            direct_possible: true,
             span: None,
+            rdma: None,
             is_lost: false,
             holds: std::collections::HashMap::new(),
             lanes: 0,
@@ -63,20 +66,34 @@ impl Registrar {
             self.tables().remove_region(index);
             self.ended.notify_all();
         })?;
-        self.tables().region_mapped(index, span.clone());
+        let (rdma, direct_possible) = match self.register_with_nics(session, registration, &span) {
+            Ok(registered) => (registered, true),
+            Err(cause) => {
+                self.emit(
+                    named(EventCode::RegionDemoted, format!("{}: {cause}", name.as_str()).as_str())
+                        .figures(frame.bytes, self.rdma.as_ref().map_or(0, |rdma| rdma.pinned().0)),
+                );
+                (None, false)
+            }
+        };
+        let rdma = rdma.map(|registered| registered.of_generation(generation));
+        let nic_entry = rdma.as_ref().map(|registered| registered.entry.clone());
+        self.tables().region_mapped(index, span.clone(), direct_possible, rdma);
         let info = RegionInfo {
             generation,
             bytes: frame.bytes,
             access: frame.access,
             session,
             flush: false,
-            direct_possible: true,
+            direct_possible,
             peers: 1 << SELF,
+            readers: 1 << SELF,
         };
         let all = self.all_lanes();
         self.tables().region_lanes(index, |lanes| *lanes = all);
         let region = RegionIndex(index);
-        let install = |_| Command::InstallRegion { region, info, span: span.clone() };
+        let install =
+            |_| Command::InstallRegion { region, info, span: span.clone(), rdma: nic_entry.clone() };
         let (lanes, installed) = self.lanes.ask_all(install);
         if let Err(code) = installed {
             self.tables().region_lanes(index, |has| *has &= lanes);
@@ -90,6 +107,25 @@ impl Registrar {
             self.emit(named(EventCode::RegionSteppedDown, name.as_str()).figures(frame.bytes, page_bytes));
         }
         Ok(Handle { index, generation, bytes: frame.bytes, page_bytes, peer: u32::MAX, session })
+    }
+
+    /// Registers a region's memory with the NICs, if there are any.
+    ///
+    /// # Errors
+    /// Why it could not be: then its transfers are staged.
+    fn register_with_nics(
+        &self,
+        session: u32,
+        registration: &Registration,
+        span: &OwnedSpan,
+    ) -> Result<Option<Registered>, String> {
+        let Some(rdma) = self.rdma.as_ref().filter(|rdma| rdma.rails() > 0) else { return Ok(None) };
+        let (frame, file) = (&registration.frame, &registration.file);
+        match rdma.register(session, file, frame.offset, span, frame.access) {
+            Ok(Some(registered)) => Ok(Some(registered)),
+            Ok(None) => Err("rdma.pinned_bytes_max is used up".to_owned()),
+            Err(error) => Err(error.to_string()),
+        }
     }
 
     /// Deregisters a region on its owner's wish.

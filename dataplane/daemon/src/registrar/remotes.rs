@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use railhead_abi::Code;
-use railhead_abi::frame::{Handle, NodeOpen, Open, Text, name_words};
+use railhead_abi::frame::{Handle, NodeOpen, NodeOpened, Open, Text, name_words};
 use railhead_abi::observe::EventCode;
 use railhead_abi::settings::{Mode, Plan};
 use railhead_core::port::Key;
 use railhead_core::tables::RemoteInfo;
+use railhead_verbs::RemoteMemory;
 
 use super::regions::Refusal;
 use super::{RELEASE_MAX, Registrar, named};
@@ -24,6 +25,8 @@ struct Answered {
     owner: u32,
     incarnation: u64,
     plan: Plan,
+    /// How our NICs name it; `None` where the peer is reached over TCP.
+    rdma: Option<RemoteMemory>,
 }
 
 impl Registrar {
@@ -53,18 +56,25 @@ impl Registrar {
             self.forget_remote(index);
             return Err(refuse(Code::RegionUnknown));
         }
+        let over_rdma = answered.rdma.is_some();
+        let map = self.peers.map();
         let info = RemoteInfo {
             generation,
             session,
             peer,
-            connections: connections::of_peer(peer),
+            access: open.access,
+            connections: if over_rdma { map.of_peer_over_rdma(peer) } else { connections::of_peer(peer) },
+            readers: map.readers_of_peer(peer),
+            one_sided: over_rdma,
             key,
             bytes: answered.bytes,
             plan: answered.plan,
+            read_plan: answered.plan,
         };
         let all = self.all_lanes();
         self.tables().remote_lanes(index, |lanes| *lanes = all);
-        let (lanes, installed) = self.lanes.ask_all(|_| Command::InstallRemote { remote: index, info });
+        let (lanes, installed) =
+            self.lanes.ask_all(|_| Command::InstallRemote { remote: index, info, rdma: answered.rdma });
         if let Err(code) = installed {
             self.tables().remote_lanes(index, |has| *has &= lanes);
             self.remove_remote(index);
@@ -86,7 +96,7 @@ impl Registrar {
         let opened = self.tables().open(region, access, (SELF, &self.node, name), Some(session))?;
         let plan = self.current.receive_plan();
         let (key, bytes, page_bytes, owner) = (opened.key, opened.bytes, opened.page_bytes, opened.session);
-        Ok(Answered { key, bytes, page_bytes, owner, incarnation: self.incarnation, plan })
+        Ok(Answered { key, bytes, page_bytes, owner, incarnation: self.incarnation, plan, rdma: None })
     }
 
     fn open_at(&self, peer: u32, name: &str, region: &str, access: u32) -> Result<Answered, Code> {
@@ -99,7 +109,22 @@ impl Registrar {
             direct_possible: opened.direct_possible != 0,
         };
         let key = Key { index: opened.index, epoch: opened.epoch };
-        Ok(Answered { key, bytes: opened.bytes, page_bytes: 0, owner: opened.session, incarnation, plan })
+        let rdma = self.reaches_over_rdma(peer).then(|| memory_of(&opened));
+        Ok(Answered {
+            key,
+            bytes: opened.bytes,
+            page_bytes: 0,
+            owner: opened.session,
+            incarnation,
+            plan,
+            rdma,
+        })
+    }
+
+    /// Whether both this node and a peer have NICs that are used.
+    fn reaches_over_rdma(&self, peer: u32) -> bool {
+        let theirs = self.peers.get(peer).and_then(|peer| peer.link()).map_or(0, |link| link.hello.rails);
+        theirs > 0 && self.rdma.as_ref().is_some_and(|rdma| rdma.rails() > 0)
     }
 
     /// A plan that came between the answer and the installation has missed the new handle: say it again.
@@ -223,4 +248,18 @@ pub(crate) const fn mode_of(number: u64) -> Mode {
         2 => Mode::Direct,
         _ => Mode::Auto,
     }
+}
+
+/// How NICs name a peer's region, from its answer.
+const fn memory_of(opened: &NodeOpened) -> RemoteMemory {
+    const fn low(word: u64) -> u32 {
+        #[expect(clippy::cast_possible_truncation, reason = "the low half")]
+        {
+            word as u32
+        }
+    }
+    let [first, second] = opened.keys;
+    let keys = [low(first), low(first >> 32), low(second), low(second >> 32)];
+    let NodeOpened { epoch, access, address, bytes, .. } = *opened;
+    RemoteMemory { epoch, access, address, bytes, keys }
 }
