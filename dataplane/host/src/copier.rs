@@ -107,7 +107,8 @@ impl HostCopier {
         self.slice_bytes = slice_bytes.max(1);
     }
 
-    /// How long the copy thread, if there is one, looks for copies before it sleeps; `None`: it never sleeps.
+    /// How long the copy thread, if there is one, looks for copies before it sleeps, 200 us at least; `None`: it never
+    /// sleeps.
     pub fn set_spin(&self, spin: Option<Nanos>) {
         if let Some(helper) = &self.helper {
             helper.set_spin(spin);

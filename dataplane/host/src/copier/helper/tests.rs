@@ -1,3 +1,4 @@
+use core::cell::Cell;
 use core::time::Duration;
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
@@ -29,6 +30,12 @@ fn copy(bytes: u64, post: u32) -> Copy {
     Copy { from: place(1), to: place(2), bytes, post: PostId(post) }
 }
 
+/// A clock that is a second further at each look: a thread that may sleep does so at once.
+fn hasty() -> impl Fn() -> Nanos {
+    let now = Cell::new(0);
+    move || now.replace(now.get() + 1_000_000_000)
+}
+
 /// An engine that moves next to nothing itself, with its thread, which never sleeps, and both memories.
 struct Rig {
     copier: HostCopier,
@@ -42,7 +49,7 @@ impl Rig {
         let (helper, copies) = copy_thread(1);
         let thread = thread::spawn(move || {
             let mut done = 0;
-            copies.run(|| 0, || done += 1);
+            copies.run(hasty(), || done += 1);
             done
         });
         let config = CopierConfig { regions: 4, copies: 4, slice_bytes: 1 };
@@ -191,7 +198,7 @@ fn backlog_is_shared_and_bounded() {
 #[test]
 fn sleeping_thread_is_woken_for_a_stream() {
     let (helper, copies) = copy_thread(1);
-    let thread = thread::spawn(move || copies.run(|| 0, || ()));
+    let thread = thread::spawn(move || copies.run(hasty(), || ()));
     let shared = Arc::clone(&helper.shared);
     let config = CopierConfig { regions: 4, copies: 4, slice_bytes: 4096 };
     let mut copier = HostCopier::with_helper(config, helper);
@@ -206,7 +213,7 @@ fn sleeping_thread_is_woken_for_a_stream() {
         }
     };
     let mut done = [CopyDone { post: PostId(0), status: Code::Ok }; 4];
-    // With nothing set it sleeps at once.
+    copier.set_spin(Some(0));
     for now in [0, STREAM, 2 * STREAM] {
         until(true);
         assert_eq!(copier.poll(now, &mut done), 0);
