@@ -89,10 +89,8 @@ impl Shared {
         };
         for pair in pairs {
             match pair.wish.swap_acq_rel(WISH_NONE) {
-                WISH_FAIL => {
-                    // A device that is gone refuses: then nothing is flushed, and the lane asks for destruction.
-                    let _ = pair.fail();
-                }
+                // A device that is gone refuses: then nothing is flushed, and the lane asks for destruction.
+                WISH_FAIL if pair.fail().is_ok() => pair.say_failed(),
                 WISH_DESTROY => pair.destroy(),
                 _ => {}
             }

@@ -26,8 +26,20 @@ pub(crate) enum State {
     /// Its queue pair has failed or is made to fail: all that is posted comes back, then `Down` is said.
     Failing {
         until: Nanos,
-        is_destroying: bool,
+        step: Step,
     },
+}
+
+/// What was done to get back what the NIC has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// The closer was asked to make the queue pair fail.
+    Asked,
+    /// A marker was posted behind everything. Requests whose completion was not asked for, and that went well before the
+    /// failure, say nothing; that the marker comes back says that they have.
+    Marked,
+    /// The closer was asked to destroy the queue pair.
+    Destroying,
 }
 
 /// What was posted.
@@ -346,7 +358,7 @@ impl Connection {
             return false;
         }
         self.cause.get_or_insert(cause);
-        self.state = State::Failing { until, is_destroying: false };
+        self.state = State::Failing { until, step: Step::Asked };
         if let Some(ready) = &self.ready {
             // Read by the closer after its call (swap, acquire).
             ready.pair.wish.store_release(WISH_FAIL);
@@ -356,7 +368,7 @@ impl Connection {
 
     /// The device gives nothing back: wishes the queue pair destroyed.
     pub(crate) fn destroy(&mut self, until: Nanos) {
-        self.state = State::Failing { until, is_destroying: true };
+        self.state = State::Failing { until, step: Step::Destroying };
         if let Some(ready) = &self.ready {
             ready.pair.wish.store_release(WISH_DESTROY);
         }

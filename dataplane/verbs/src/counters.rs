@@ -31,4 +31,6 @@ pub struct RailCounters {
     pub refused: u64,
     /// Connections that ended.
     pub downs: u64,
+    /// Of these, connections whose queue pair had to be destroyed, because the device gave back too little too late.
+    pub given_up: u64,
 }

@@ -230,6 +230,29 @@ impl VerbsFabric {
         taken == count
     }
 
+    /// Posts a request on a queue pair that has failed. It comes back as flushed, behind everything before it.
+    pub(crate) fn post_marker(&mut self, at: usize) {
+        let connection = &mut self.connections[at];
+        let Some(ready) = &connection.ready else { return };
+        let number = connection.requests_handed;
+        let identity =
+            Identity { queue: Queue::Send, stamp: ready.stamp, connection: ready.connection.0, number };
+        let (addr, lkey) = (ready.mailbox.scratch_address(), ready.mailbox.local_key());
+        self.chain.pieces[0] = ibv_sge { addr, length: 1, lkey };
+        self.chain.sends[0] = ibv_send_wr {
+            wr_id: identity.pack(),
+            opcode: IBV_WR_SEND,
+            send_flags: IBV_SEND_SIGNALED,
+            ..ibv_send_wr::default()
+        };
+        let first = self.chain.link_sends(1);
+        // SAFETY: only this lane posts, and destruction is wished only later; the request names the mailbox. A refusal
+        // leaves what is missing to the destruction of the queue pair.
+        if unsafe { ready.pair.post_sends(first) }.is_ok() {
+            connection.requests_handed = number.wrapping_add(1);
+        }
+    }
+
     /// Posts spare receives anew, a batch at a time.
     pub(crate) fn post_receives(&mut self, at: usize) {
         let batch = usize::from(self.sizes.receives / 8).clamp(1, CHAIN);

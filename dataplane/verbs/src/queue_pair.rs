@@ -85,6 +85,8 @@ pub struct QueuePair {
     alive: Mutex<bool>,
     /// What the lane wants of the closer; written by the lane, read (acquire) by the closer.
     pub(crate) wish: Word,
+    /// 1 once the closer made it fail; written (release) by the closer, read (acquire) by the lane.
+    failed: Word,
     /// 1 once it is destroyed; written (release) by the closer, read (acquire) by the lane.
     destroyed: Word,
     number: u32,
@@ -117,6 +119,7 @@ impl QueuePair {
             qp,
             alive: Mutex::new(true),
             wish: Word::new(WISH_NONE),
+            failed: Word::new(0),
             destroyed: Word::new(0),
             number,
             inline_bytes,
@@ -227,6 +230,16 @@ impl QueuePair {
             unsafe { (self.domain.domain().device().library.ibv_destroy_qp)(self.qp.as_ptr()) };
         }
         self.destroyed.store_release(1);
+    }
+
+    /// For the closer: says that the lane's wish is granted.
+    pub(crate) fn say_failed(&self) {
+        self.failed.store_release(1);
+    }
+
+    /// Whether the closer made it fail: what is posted now comes back as flushed, behind everything before it.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failed.load_acquire() != 0
     }
 
     /// Whether it is destroyed: its device touches nothing of it any more.

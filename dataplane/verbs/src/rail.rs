@@ -46,9 +46,9 @@ impl Default for ConnectionSizes {
 }
 
 impl ConnectionSizes {
-    /// Work requests that the send queue holds: posts, records, and the adapter's credit and farewell.
+    /// Work requests that the send queue holds: posts, records, and the adapter's credit, farewell and marker.
     pub(crate) fn sends(self) -> u32 {
-        u32::from(self.posts_max) + u32::from(self.records_max) + 2
+        u32::from(self.posts_max) + u32::from(self.records_max) + 3
     }
 
     /// Completions that a connection can have outstanding.

@@ -3,7 +3,7 @@
 use railhead_abi::Code;
 use railhead_core::port::FabricEvent;
 
-use crate::connection::{Posted, State, Work};
+use crate::connection::{Posted, State, Step, Work};
 use crate::fabric::{Events, VerbsFabric};
 use crate::message::{self, MESSAGE_BYTES_MAX};
 
@@ -74,12 +74,20 @@ impl VerbsFabric {
             }
             State::Leaving { until } if now >= until => self.fail(at, Code::ConnectionReset),
             State::Leaving { .. } | State::Free => {}
-            State::Failing { until, is_destroying } => {
-                let is_destroyed = connection.ready.as_ref().is_none_or(|ready| ready.pair.is_destroyed());
+            State::Failing { until, step } => {
+                let (has_failed, is_destroyed) = connection
+                    .ready
+                    .as_ref()
+                    .map_or((false, true), |ready| (ready.pair.has_failed(), ready.pair.is_destroyed()));
                 if is_destroyed {
                     connection.give_up();
-                } else if now >= until && !connection.is_quiet() && !is_destroying {
+                } else if step == Step::Asked && has_failed && connection.outstanding() > 0 {
+                    connection.state = State::Failing { until, step: Step::Marked };
+                    self.post_marker(at);
+                    return;
+                } else if now >= until && !connection.is_quiet() && step != Step::Destroying {
                     connection.destroy(now.saturating_add(give_back_ns));
+                    self.rails[usize::from(connection.rail)].counters.given_up += 1;
                     self.caller.call();
                     return;
                 }

@@ -269,6 +269,23 @@ fn a_port_that_is_down_is_said_and_so_is_a_device_that_is_not_there() {
     assert_eq!((nic.gid().index, nic.mtu_bytes()), (2, 4096));
 }
 
+/// Records that went well before the end say nothing by themselves: the end does not wait for them.
+#[test]
+fn an_end_with_silent_records_behind_it_comes_at_once() {
+    let _alone = alone();
+    let mut harness = Harness::with_memory(&Setup::stand_in(), 4096);
+    let before = stand_in::counters();
+    for tag in 0..5 {
+        harness.send(End::Target, tag).unwrap();
+    }
+    harness.until("the records came", |said| common::tags(&said[0]).len() == 5);
+    assert_eq!(difference(before).signalled, 0);
+    let near = harness.near();
+    harness.fabric(End::Initiator).close(near);
+    harness.until("both are down", |said| said.iter().all(|said| common::down(said).is_some()));
+    assert_eq!(stand_in::counters().queue_pairs, before.queue_pairs, "none had to be destroyed");
+}
+
 /// What a device gives nothing back for is destroyed, and then ends.
 #[test]
 fn a_device_that_gives_nothing_back_does_not_hold_a_connection() {

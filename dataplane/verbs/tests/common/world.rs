@@ -242,6 +242,8 @@ pub(crate) fn run(base: &Setup, seeds: core::ops::Range<u64>, actions: u32) -> (
             assert!(start.elapsed() < Duration::from_secs(20), "seed {seed}: stuck with {open:?}");
         }
         (writes, downs) = (writes + world.writes, downs + world.downs);
+        let given_up = world.harness.nodes.each_ref().map(|node| node.fabric.counters(0).given_up);
+        assert_eq!(given_up, [0, 0], "seed {seed}: queue pairs that had to be destroyed");
     }
     (writes, downs)
 }
