@@ -275,8 +275,10 @@ words! {
         session: u32 = 4, 0;
         /// 1 if direct is possible.
         direct_possible: u8 = 4, 32;
-        /// Mode of the receive leg.
+        /// Mode of the receive leg of writes.
         mode: u8 = 4, 40;
+        /// Mode of the send leg of reads.
+        send_mode: u8 = 4, 48;
         /// In mode auto, direct from this many bytes.
         direct_from_bytes: u64 = 5, 0;
         /// Generation of this plan.
@@ -287,6 +289,8 @@ words! {
         keys: [u64; 2] = 8, 0;
         /// RDMA: [`ACCESS_READ`] | [`ACCESS_WRITE`], what the keys permit.
         access: u32 = 10, 0;
+        /// Of the send leg, in mode auto, direct from this many bytes.
+        send_direct_from_bytes: u64 = 11, 0;
     }
 }
 
@@ -319,14 +323,18 @@ words! {
 }
 
 words! {
-    /// Node to node: the receive plan of this node changed.
+    /// Node to node: how others shall use this node's memory has changed.
     pub struct NodePlan: 4 {
-        /// Mode of the receive leg.
+        /// Mode of the receive leg of writes.
         mode: u8 = 0, 0;
+        /// Mode of the send leg of reads.
+        send_mode: u8 = 0, 8;
         /// In mode auto, direct from this many bytes.
         direct_from_bytes: u64 = 1, 0;
         /// Generation of this plan.
         generation: u64 = 2, 0;
+        /// Of the send leg, in mode auto, direct from this many bytes.
+        send_direct_from_bytes: u64 = 3, 0;
     }
 }
 

@@ -250,6 +250,29 @@ impl Settings {
     }
 }
 
+/// How a node wants others to use its memory: what is written to it, and what is read from it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Plans {
+    /// The receive leg of writes.
+    pub receive: Plan,
+    /// The send leg of reads.
+    pub send: Plan,
+}
+
+impl Plans {
+    /// The plans for memory that direct is possible for.
+    #[must_use]
+    pub const fn of(settings: &Settings, generation: u64) -> Self {
+        Self { receive: Plan::of(settings, generation, true), send: Plan::of(settings, generation, false) }
+    }
+
+    /// Settings generation of the node that owns the memory.
+    #[must_use]
+    pub const fn generation(&self) -> u64 {
+        self.receive.generation
+    }
+}
+
 /// Size ranges of one leg: the bounded look-up that a lane does for each transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Plan {

@@ -457,20 +457,23 @@ fn start_peers(
     Peers::start(registrar, identity, fabric)
 }
 
-/// Tells peers of a new receive plan.
+/// Tells peers of new plans.
 fn publisher(registrar: &Arc<Registrar>) -> crate::settings::Publish {
     let registrar = Arc::clone(registrar);
-    let mut last = registrar.current.receive_plan();
-    Box::new(move |plan| {
+    let mut last = registrar.current.plans();
+    Box::new(move |plans| {
         if registrar.peers.all().is_empty() {
             return;
         }
         // Each generation is told and acknowledged; only another plan is news to people.
-        let told = registrar.peers.publish(plan) as u64;
-        if (plan.mode, plan.direct_from_bytes) != (last.mode, last.direct_from_bytes) {
-            registrar.events.emit(Event::new(EventCode::PlanPublished).figures(plan.generation, told));
+        let told = registrar.peers.publish(plans) as u64;
+        let said = |plans: &railhead_abi::settings::Plans| {
+            [plans.receive, plans.send].map(|plan| (plan.mode, plan.direct_from_bytes))
+        };
+        if said(&plans) != said(&last) {
+            registrar.events.emit(Event::new(EventCode::PlanPublished).figures(plans.generation(), told));
         }
-        last = plan;
+        last = plans;
     })
 }
 

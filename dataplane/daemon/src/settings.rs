@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use railhead_abi::Code;
 use railhead_abi::observe::EventCode;
 use railhead_abi::segment::LaneStatus;
-use railhead_abi::settings::{Limits, Plan, Refusal, SETTINGS_WORDS, Setting, Settings, name_of};
+use railhead_abi::settings::{Limits, Plans, Refusal, SETTINGS_WORDS, Setting, Settings, name_of};
 use railhead_config::Config;
 use railhead_config::settings_file;
 use railhead_ring::{CellReader, CellWriter};
@@ -136,10 +136,10 @@ impl Current {
         Self { newest: Mutex::new((settings, generation)) }
     }
 
-    /// The plan for data that comes to this node.
-    pub(crate) fn receive_plan(&self) -> Plan {
+    /// The plans for this node's memory.
+    pub(crate) fn plans(&self) -> Plans {
         let (settings, generation) = *self.newest.lock().unwrap_or_else(PoisonError::into_inner);
-        Plan::of(&settings, generation, true)
+        Plans::of(&settings, generation)
     }
 
     pub(crate) fn set(&self, settings: &Settings, generation: u64) {
@@ -157,7 +157,7 @@ pub(crate) enum Knock {
 }
 
 /// Told of each prepared snapshot, after the lanes: peers get the new receive plan.
-pub(crate) type Publish = Box<dyn FnMut(Plan) + Send>;
+pub(crate) type Publish = Box<dyn FnMut(Plans) + Send>;
 
 /// The state of the settings thread.
 pub(crate) struct SettingsDesk {
@@ -295,7 +295,7 @@ impl SettingsDesk {
         write_prepared(&self.answer, generation);
         self.lanes.wake_all();
         self.owed = Some((generation, Instant::now()));
-        (self.publish)(Plan::of(settings, generation, true));
+        (self.publish)(Plans::of(settings, generation));
     }
 
     fn refuse(&self, code: Code, word: usize, generation: u64) {

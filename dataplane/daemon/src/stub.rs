@@ -96,8 +96,8 @@ impl StubLane {
             Command::StopRemote { remote, cause } => {
                 (format!("stop remote {remote} {}", cause.name()), Answer::Done, None)
             }
-            Command::UpdatePlan { peer, plan } => {
-                (format!("plan {peer} {}", plan.generation), Answer::Done, None)
+            Command::UpdatePlans { peer, plans } => {
+                (format!("plan {peer} {}", plans.generation()), Answer::Done, None)
             }
             Command::ExpireRemotes { peer } => (format!("expire {peer}"), Answer::Done, None),
             Command::AttachQueuePair { ready, .. } => {

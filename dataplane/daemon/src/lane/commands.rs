@@ -57,8 +57,9 @@ impl Lane<'_> {
                 self.engine.stop_remote(remote, cause, now);
                 Answer::Done
             }
-            Command::UpdatePlan { peer, plan } => {
-                self.engine.update_plan(peer, &plan);
+            Command::UpdatePlans { peer, plans } => {
+                self.engine.update_plan(peer, &plans.receive);
+                self.engine.update_read_plan(peer, &plans.send);
                 Answer::Done
             }
             Command::ExpireRemotes { peer } => {

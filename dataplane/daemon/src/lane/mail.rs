@@ -7,7 +7,7 @@
 use std::os::fd::OwnedFd;
 
 use railhead_abi::Code;
-use railhead_abi::settings::Plan;
+use railhead_abi::settings::Plans;
 use railhead_core::Notice;
 use railhead_core::port::{ConnectionIndex, RegionIndex};
 use railhead_core::tables::{ConnectionInfo, PortIndex, PortParts, RegionInfo, RemoteInfo, SessionParts};
@@ -96,12 +96,12 @@ pub(crate) enum Command {
         /// What they end with.
         cause: Code,
     },
-    /// Another receive plan of a peer.
-    UpdatePlan {
+    /// Other plans of a peer.
+    UpdatePlans {
         /// Which peer.
         peer: u32,
-        /// The plan.
-        plan: Plan,
+        /// The plans.
+        plans: Plans,
     },
     /// A connected socket of a data connection.
     AttachConnection {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use railhead_abi::Code;
 use railhead_abi::frame::{NodeOpen, NodeOpened};
-use railhead_abi::settings::Plan;
+use railhead_abi::settings::Plans;
 use railhead_core::port::{ConnectionIndex, Key};
 use railhead_shm::Words;
 
@@ -135,14 +135,14 @@ impl Directory {
         self.get(slot)?.revoke(key, limit)
     }
 
-    /// The peer's receive plan, if it said one since it last came up.
-    pub(crate) fn plan(&self, slot: u32) -> Option<Plan> {
-        self.get(slot)?.plan()
+    /// The peer's plans, if it said some since it last came up.
+    pub(crate) fn plans(&self, slot: u32) -> Option<Plans> {
+        self.get(slot)?.plans()
     }
 
-    /// Tells all peers that are up of a new receive plan. Returns how many.
-    pub(crate) fn publish(&self, plan: Plan) -> usize {
-        self.all().iter().filter(|peer| peer.tell_plan(&plan)).count()
+    /// Tells all peers that are up of new plans. Returns how many.
+    pub(crate) fn publish(&self, plans: Plans) -> usize {
+        self.all().iter().filter(|peer| peer.tell_plans(&plans)).count()
     }
 
     /// Ends all channels.

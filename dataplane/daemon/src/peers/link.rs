@@ -7,7 +7,7 @@ use std::time::Duration;
 use railhead_abi::Code;
 use railhead_abi::frame::{Empty, Frame, NodeHello, NodeOpen, NodeOpened, NodePlan, NodeRevoke};
 use railhead_abi::observe::EventCode;
-use railhead_abi::settings::Plan;
+use railhead_abi::settings::{Plan, Plans};
 use railhead_core::port::Key;
 use railhead_ring::Word;
 use railhead_tcp::channel::{Channel, ChannelError, DataSigner, DataVerifier, Sender};
@@ -67,7 +67,7 @@ impl Peers {
         let event = Event::new(EventCode::PeerUp).text(peer.name());
         self.registrar.events.emit(event.figures(fresh.hello.incarnation, 0));
         // It may have missed changes while it was away.
-        peer.tell_plan(&self.registrar.current.receive_plan());
+        peer.tell_plans(&self.registrar.current.plans());
         let cause = loop {
             // A second look: a process that was stopped itself finds its time over and the heartbeats waiting.
             let received = match receiver.recv(DEAD_AFTER) {
@@ -137,7 +137,7 @@ impl Peers {
             Ok(opened) => opened,
             Err(code) => return refused(code),
         };
-        let plan = self.registrar.current.receive_plan();
+        let Plans { receive: plan, send } = self.registrar.current.plans();
         NodeOpened {
             cookie: open.cookie,
             status: Code::Ok.number(),
@@ -147,7 +147,9 @@ impl Peers {
             session: opened.session,
             direct_possible: u8::from(plan.direct_possible && opened.direct_possible),
             mode: plan.mode as u8,
+            send_mode: send.mode as u8,
             direct_from_bytes: plan.direct_from_bytes,
+            send_direct_from_bytes: send.direct_from_bytes,
             plan_generation: plan.generation,
             address: opened.rdma.address,
             keys: key_words(opened.rdma.keys),
@@ -155,20 +157,27 @@ impl Peers {
         }
     }
 
-    /// The peer receives by another plan: once every lane uses it, the peer is told so.
-    fn plan(&self, peer: &Peer, plan: &NodePlan) -> Result<(), Code> {
-        if plan.mode > 2 {
+    /// The peer wants its memory used by another plan: once every lane uses it, the peer is told so.
+    fn plan(&self, peer: &Peer, said: &NodePlan) -> Result<(), Code> {
+        if said.mode > 2 || said.send_mode > 2 {
             return Err(Code::ProtocolViolation);
         }
-        let generation = plan.generation;
-        let mode = mode_of(u64::from(plan.mode));
-        let plan =
-            Plan { mode, direct_from_bytes: plan.direct_from_bytes, generation, direct_possible: true };
+        let generation = said.generation;
+        let plan = |mode: u8, direct_from_bytes| Plan {
+            mode: mode_of(u64::from(mode)),
+            direct_from_bytes,
+            generation,
+            direct_possible: true,
+        };
+        let plans = Plans {
+            receive: plan(said.mode, said.direct_from_bytes),
+            send: plan(said.send_mode, said.send_direct_from_bytes),
+        };
         // Noted first: a handle that is being installed looks here afterwards.
-        if !peer.set_plan(plan) {
+        if !peer.set_plans(plans) {
             return Ok(());
         }
-        self.registrar.lanes.call_all(|_| Command::UpdatePlan { peer: peer.slot(), plan })?;
+        self.registrar.lanes.call_all(|_| Command::UpdatePlans { peer: peer.slot(), plans })?;
         peer.post(Frame::NodePlanned(Empty { figure: generation }));
         Ok(())
     }

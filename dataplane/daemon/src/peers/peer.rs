@@ -9,7 +9,7 @@ use railhead_abi::frame::{
     Frame, NodeClose, NodeEndpoint, NodeHello, NodeOpen, NodeOpened, NodePlan, NodeRevoke, name_words,
 };
 use railhead_abi::segment::{PEER_ABSENT, PEER_DOWN, PEER_UP, PeerStatus};
-use railhead_abi::settings::Plan;
+use railhead_abi::settings::Plans;
 use railhead_core::port::Key;
 use railhead_ring::Word;
 use railhead_shm::Words;
@@ -83,7 +83,7 @@ struct PeerState {
     /// Keys that it withdrew and that lanes still use.
     giving_up: usize,
     /// Its receive plan, since it last came up.
-    plan: Option<Plan>,
+    plans: Option<Plans>,
     /// Newest generation of our receive plan that it was told since it last came up.
     told: u64,
     /// When its last channel ended.
@@ -126,7 +126,7 @@ impl Peer {
             closes: Vec::new(),
             revoked: VecDeque::new(),
             giving_up: 0,
-            plan: None,
+            plans: None,
             told: 0,
             down_since: None,
             is_leaving: false,
@@ -237,7 +237,7 @@ impl Peer {
         state.link = Some(link);
         // A key that was given up for good is not given out again; one of a peer that had been removed may be.
         state.revoked.clear();
-        state.plan = None;
+        state.plans = None;
         state.told = 0;
         state.status.state = PEER_UP;
         state.status.cause = Code::Ok.number();
@@ -278,13 +278,14 @@ impl Peer {
         is_news
     }
 
-    /// Its receive plan changed. False if that is older news than what is known: two of its threads may overtake each other.
-    pub(super) fn set_plan(&self, plan: Plan) -> bool {
+    /// Its plans changed. False if that is older news than what is known: two of its threads may overtake each other.
+    pub(super) fn set_plans(&self, plans: Plans) -> bool {
         let mut state = self.state();
-        if state.plan.is_some_and(|held| held.generation > plan.generation) {
+        if state.plans.is_some_and(|held| held.generation() > plans.generation()) {
             return false;
         }
-        state.plan = Some(plan);
+        state.plans = Some(plans);
+        let plan = plans.receive;
         state.status.plan_generation = plan.generation;
         state.status.receive_mode = plan.mode as u32;
         state.status.receive_direct_from_bytes = plan.direct_from_bytes;
@@ -292,12 +293,12 @@ impl Peer {
         true
     }
 
-    /// Tells it our receive plan; false if it is down.
-    pub(super) fn tell_plan(&self, plan: &Plan) -> bool {
+    /// Tells it our plans; false if it is down.
+    pub(super) fn tell_plans(&self, plans: &Plans) -> bool {
         let mut state = self.state();
-        let is_told = state.link.as_ref().is_some_and(|link| link.post(plan_frame(plan)));
+        let is_told = state.link.as_ref().is_some_and(|link| link.post(plan_frame(plans)));
         if is_told {
-            state.told = state.told.max(plan.generation);
+            state.told = state.told.max(plans.generation());
         }
         is_told
     }
@@ -439,9 +440,9 @@ impl Peer {
         self.state().giving_up -= 1;
     }
 
-    /// Its receive plan, if it said one since it last came up.
-    pub(super) fn plan(&self) -> Option<Plan> {
-        self.state().plan
+    /// Its plans, if it said some since it last came up.
+    pub(super) fn plans(&self) -> Option<Plans> {
+        self.state().plans
     }
 
     fn state(&self) -> MutexGuard<'_, PeerState> {
@@ -450,12 +451,14 @@ impl Peer {
     }
 }
 
-/// The frame that tells a peer of a receive plan.
-fn plan_frame(plan: &Plan) -> Frame {
+/// The frame that tells a peer of our plans.
+fn plan_frame(plans: &Plans) -> Frame {
     Frame::NodePlan(NodePlan {
-        mode: plan.mode as u8,
-        direct_from_bytes: plan.direct_from_bytes,
-        generation: plan.generation,
+        mode: plans.receive.mode as u8,
+        send_mode: plans.send.mode as u8,
+        direct_from_bytes: plans.receive.direct_from_bytes,
+        send_direct_from_bytes: plans.send.direct_from_bytes,
+        generation: plans.generation(),
     })
 }
 

@@ -2,7 +2,7 @@ use std::net::SocketAddr;
 
 use railhead_abi::frame::{ACCESS_WRITE, Empty, Frame, NodeOpen};
 use railhead_abi::segment::{PEER_DOWN, PEER_UP, PeerStatus};
-use railhead_abi::settings::{Mode, Plan};
+use railhead_abi::settings::{Mode, Plan, Plans};
 use railhead_core::Notice;
 use railhead_core::port::{ConnectionIndex, Key};
 
@@ -110,7 +110,7 @@ fn both_ends_know_each_other_and_use_each_others_plans() {
         "first plans"
     );
     let plan = Plan { mode: Mode::Staged, direct_from_bytes: 77, generation: 5, direct_possible: true };
-    assert_eq!(a.node.registrar.peers.publish(plan), 1);
+    assert_eq!(a.node.registrar.peers.publish(Plans { receive: plan, send: plan }), 1);
     assert!(b.node.has_seen("plan 1 5"), "its lanes use it");
     assert!(within(|| a.status().planned_generation == 5), "and it said so");
     assert_eq!((b.status().plan_generation, b.status().receive_direct_from_bytes), (5, 77));
@@ -119,11 +119,9 @@ fn both_ends_know_each_other_and_use_each_others_plans() {
 #[test]
 fn older_plans_and_claims_of_plans_to_come_change_nothing() {
     let (a, b) = pair();
-    let plan = |generation, direct_from_bytes| Plan {
-        mode: Mode::Auto,
-        direct_from_bytes,
-        generation,
-        direct_possible: true,
+    let plan = |generation, direct_from_bytes| {
+        let plan = Plan { mode: Mode::Auto, direct_from_bytes, generation, direct_possible: true };
+        Plans { receive: plan, send: plan }
     };
     a.node.registrar.peers.publish(plan(5, 77));
     a.node.registrar.peers.publish(plan(4, 66));

@@ -5,7 +5,7 @@ use std::time::Duration;
 use railhead_abi::Code;
 use railhead_abi::frame::{Handle, NodeOpen, NodeOpened, Open, Text, name_words};
 use railhead_abi::observe::EventCode;
-use railhead_abi::settings::{Mode, Plan};
+use railhead_abi::settings::{Mode, Plan, Plans};
 use railhead_core::port::Key;
 use railhead_core::tables::RemoteInfo;
 use railhead_verbs::RemoteMemory;
@@ -24,7 +24,7 @@ struct Answered {
     page_bytes: u64,
     owner: u32,
     incarnation: u64,
-    plan: Plan,
+    plans: Plans,
     /// How our NICs name it; `None` where the peer is reached over TCP.
     rdma: Option<RemoteMemory>,
 }
@@ -68,8 +68,8 @@ impl Registrar {
             one_sided: over_rdma,
             key,
             bytes: answered.bytes,
-            plan: answered.plan,
-            read_plan: answered.plan,
+            plan: answered.plans.receive,
+            read_plan: answered.plans.send,
         };
         let all = self.all_lanes();
         self.tables().remote_lanes(index, |lanes| *lanes = all);
@@ -87,26 +87,30 @@ impl Registrar {
             self.forget_remote(index);
             return Err(refuse(Code::RegionUnknown));
         }
-        self.catch_up(peer, answered.plan.generation);
+        self.catch_up(peer, answered.plans.generation());
         let (bytes, page_bytes) = (answered.bytes, answered.page_bytes);
         Ok(Handle { index, generation, bytes, page_bytes, peer, session: answered.owner })
     }
 
     fn open_here(&self, session: u32, name: &str, region: &str, access: u32) -> Result<Answered, Code> {
         let opened = self.tables().open(region, access, (SELF, &self.node, name), Some(session))?;
-        let plan = self.current.receive_plan();
+        let plans = self.current.plans();
         let (key, bytes, page_bytes, owner) = (opened.key, opened.bytes, opened.page_bytes, opened.session);
-        Ok(Answered { key, bytes, page_bytes, owner, incarnation: self.incarnation, plan, rdma: None })
+        Ok(Answered { key, bytes, page_bytes, owner, incarnation: self.incarnation, plans, rdma: None })
     }
 
     fn open_at(&self, peer: u32, name: &str, region: &str, access: u32) -> Result<Answered, Code> {
         let open = NodeOpen { cookie: 0, region: name_words(region), session: name_words(name), access };
         let (opened, incarnation) = self.peers.open(peer, open)?;
-        let plan = Plan {
-            mode: mode_of(u64::from(opened.mode)),
-            direct_from_bytes: opened.direct_from_bytes,
+        let plan = |mode: u8, direct_from_bytes| Plan {
+            mode: mode_of(u64::from(mode)),
+            direct_from_bytes,
             generation: opened.plan_generation,
             direct_possible: opened.direct_possible != 0,
+        };
+        let plans = Plans {
+            receive: plan(opened.mode, opened.direct_from_bytes),
+            send: plan(opened.send_mode, opened.send_direct_from_bytes),
         };
         let key = Key { index: opened.index, epoch: opened.epoch };
         let rdma = self.reaches_over_rdma(peer).then(|| memory_of(&opened));
@@ -116,7 +120,7 @@ impl Registrar {
             page_bytes: 0,
             owner: opened.session,
             incarnation,
-            plan,
+            plans,
             rdma,
         })
     }
@@ -129,11 +133,11 @@ impl Registrar {
 
     /// A plan that came between the answer and the installation has missed the new handle: say it again.
     fn catch_up(&self, peer: u32, generation: u64) {
-        let newest = if peer == SELF { Some(self.current.receive_plan()) } else { self.peers.plan(peer) };
-        if let Some(plan) = newest.filter(|plan| plan.generation > generation)
-            && let Err(code) = self.lanes.call_all(|_| Command::UpdatePlan { peer, plan })
+        let newest = if peer == SELF { Some(self.current.plans()) } else { self.peers.plans(peer) };
+        if let Some(plans) = newest.filter(|plans| plans.generation() > generation)
+            && let Err(code) = self.lanes.call_all(|_| Command::UpdatePlans { peer, plans })
         {
-            tracing::warn!(code = code.name(), peer, "a lane did not take a receive plan");
+            tracing::warn!(code = code.name(), peer, "a lane did not take a peer's plans");
         }
     }
 

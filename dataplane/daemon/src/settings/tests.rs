@@ -43,7 +43,7 @@ fn fixture() -> Fixture {
         current: Arc::new(Current::new(start.settings, start.generation)),
         lanes,
         events: Arc::new(EventLog::new(segment.registrar_events())),
-        publish: Box::new(move |plan| telling.lock().unwrap().push(plan.generation)),
+        publish: Box::new(move |plan| telling.lock().unwrap().push(plan.generation())),
     };
     let desk = SettingsDesk::start(parts, &start).unwrap();
     let writer = CellWriter::new(segment.settings()).unwrap();
@@ -94,7 +94,7 @@ fn valid_snapshot_is_prepared_and_told_to_peers() {
     let (generation, settings) = fixture.prepared();
     assert_eq!((generation, settings.get(Setting::ChunkBytes)), (4, 65536));
     assert_eq!(*fixture.published.lock().unwrap(), [4]);
-    assert_eq!(fixture.desk.current.receive_plan().generation, 4);
+    assert_eq!(fixture.desk.current.plans().generation(), 4);
     fixture.desk.look();
     assert_eq!(*fixture.published.lock().unwrap(), [4], "looked at once");
 }
