@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use railhead_shm::{OwnedSpan, memfd};
 
+use crate::extent::Extent;
 use crate::pages::{self, Hugepages, Policy};
 use crate::step::{Backing, Reason, StepDown};
 use memory::Memory;
@@ -165,6 +166,12 @@ impl Arena {
         // private to this crate, which never forms references into it; what several threads do with it is the lanes'
         // division into blocks.
         unsafe { OwnedSpan::from_owner(self.memory.start(), self.memory.len(), self.memory.clone()) }
+    }
+
+    /// Its memory, for moving it to another node while it is used.
+    #[must_use]
+    pub fn extent(&self) -> Extent {
+        Extent::of_arena(self.memory.clone(), self.page_bytes)
     }
 
     /// Asks the kernel where every page lies.

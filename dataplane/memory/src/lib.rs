@@ -9,10 +9,12 @@
 //! populating is slow.
 
 pub mod arena;
+pub mod extent;
 pub mod host_region;
 pub mod pages;
 mod step;
 
 pub use arena::{Arena, ArenaConfig, ArenaError, Placement};
+pub use extent::{Extent, MoveError};
 pub use pages::Policy;
 pub use step::{Backing, Reason, StepDown};

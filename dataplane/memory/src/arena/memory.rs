@@ -14,6 +14,8 @@ use crate::step::Reason;
 /// Every arena starts at a multiple of this, so that blocks up to it are aligned in memory as in the arena.
 const ALIGNMENT: usize = 2 << 20;
 
+/// `MPOL_MF_MOVE` of `<linux/mempolicy.h>`: move pages that only this process has mapped.
+const MOVE: i32 = 1 << 1;
 /// How many pages are asked about in one call.
 const QUERY_PAGES: usize = 512;
 
@@ -165,31 +167,47 @@ pub(crate) fn bind(start: usize, bytes: usize, node: u32) -> Result<(), i32> {
 /// Asks where every page of a range lies.
 pub(crate) fn placement(start: usize, bytes: usize, page_bytes: usize) -> Result<Placement, ArenaError> {
     let mut placement = Placement::default();
-    let mut addresses = [0usize; QUERY_PAGES];
-    let mut status = [0i32; QUERY_PAGES];
-    let pages = bytes.div_ceil(page_bytes);
-    for first in (0..pages).step_by(QUERY_PAGES) {
-        let count = QUERY_PAGES.min(pages - first);
-        for (index, address) in addresses[..count].iter_mut().enumerate() {
-            *address = start + (first + index) * page_bytes;
-        }
-        let nowhere = core::ptr::null::<i32>();
-        // SAFETY: without a list of nodes the call moves nothing; it reads `count` addresses, which it checks, and
-        // writes `count` results.
-        let result = unsafe {
-            libc::syscall(libc::SYS_move_pages, 0, count, addresses.as_ptr(), nowhere, status.as_mut_ptr(), 0)
-        };
-        if result != 0 {
-            return Err(ArenaError::System { call: "move_pages", errno: last_errno() });
-        }
-        for &node in &status[..count] {
-            match u32::try_from(node) {
-                Ok(node) => placement.count(node),
-                Err(_) => placement.absent += 1,
-            }
+    let pages: Vec<usize> = (0..bytes.div_ceil(page_bytes)).map(|at| start + at * page_bytes).collect();
+    let status = where_they_are(&pages).map_err(|errno| ArenaError::System { call: "move_pages", errno })?;
+    for node in status {
+        match u32::try_from(node) {
+            Ok(node) => placement.count(node),
+            Err(_) => placement.absent += 1,
         }
     }
     Ok(placement)
+}
+
+/// The node of each page, or minus an error number for one that lies nowhere.
+pub(crate) fn where_they_are(pages: &[usize]) -> Result<Vec<i32>, i32> {
+    call_move_pages(pages, None)
+}
+
+/// Moves each page to the node beside it. Answers where each lies afterwards, or minus an error number.
+pub(crate) fn move_pages(pages: &[usize], nodes: &[i32]) -> Result<Vec<i32>, i32> {
+    assert_eq!(pages.len(), nodes.len(), "one node for each page");
+    call_move_pages(pages, Some(nodes))
+}
+
+fn call_move_pages(pages: &[usize], nodes: Option<&[i32]>) -> Result<Vec<i32>, i32> {
+    // What the kernel does not get to, because it stopped at a page that cannot be moved.
+    let mut status = vec![-libc::EAGAIN; pages.len()];
+    for (at, addresses) in pages.chunks(QUERY_PAGES).enumerate() {
+        let first = at * QUERY_PAGES;
+        let to = nodes.map_or(core::ptr::null(), |nodes| nodes[first..].as_ptr());
+        let results = status[first..].as_mut_ptr();
+        let flags = if nodes.is_some() { MOVE } else { 0 };
+        // SAFETY: the call reads `addresses.len()` addresses, which it checks, and as many nodes if there are any, and
+        // writes as many results; moving changes neither content nor validity of memory.
+        let result = unsafe {
+            libc::syscall(libc::SYS_move_pages, 0, addresses.len(), addresses.as_ptr(), to, results, flags)
+        };
+        // More than zero is the number of pages that could not be moved; the results say which.
+        if result < 0 {
+            return Err(last_errno());
+        }
+    }
+    Ok(status)
 }
 
 fn last_errno() -> i32 {
