@@ -60,7 +60,7 @@ impl Harness {
         let host = HostCopier::new(HostConfig { regions: 8, copies: 32, slice_bytes: 128 << 10 });
         let streams = gpus.iter().map(|gpu| Stream::new(gpu).expect("a stream")).collect();
         Self {
-            copier: BothCopiers::new(host, copier, 8),
+            copier: BothCopiers::new(host, Some(copier), 8),
             gpus,
             streams,
             sides,
@@ -112,7 +112,7 @@ impl CopierHarness for Harness {
             }
         };
         self.copier.set_of_gpu(region, memory.side() != Side::Host);
-        self.copier.gpus.install(region, memory.clone()).expect("room");
+        self.copier.gpus.as_mut().expect(common::GIVEN).install(region, memory.clone()).expect("room");
         self.memories[region.0 as usize] = Some(memory);
     }
 

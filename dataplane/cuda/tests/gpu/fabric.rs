@@ -37,7 +37,7 @@ impl Local {
             write_bytes_max: 2 << 20,
         };
         Self {
-            fabric: CopyFabric::new(config, BothCopiers::new(host, gpu_copier, 64)),
+            fabric: CopyFabric::new(config, BothCopiers::new(host, Some(gpu_copier), 64)),
             stream: Stream::new(&gpus[0]).expect("a stream"),
             gpus,
             memories: vec![None; 64],
@@ -51,6 +51,10 @@ impl Local {
 
     fn memory(&self, region: RegionIndex) -> &CopyMemory {
         self.memories[region.0 as usize].as_ref().expect("installed")
+    }
+
+    fn gpu_copier(&mut self) -> &mut CudaCopier<StreamQueues> {
+        self.fabric.copier.gpus.as_mut().expect(common::GIVEN)
     }
 }
 
@@ -84,7 +88,7 @@ impl FabricHarness for Local {
             copier.host.install(region, part.clone());
             span = Some(part);
         }
-        copier.gpus.install(region, memory.clone()).expect("room");
+        copier.gpus.as_mut().expect(common::GIVEN).install(region, memory.clone()).expect("room");
         self.fabric.install(region, epoch, bytes, access, span);
         self.memories[region.0 as usize] = Some(memory);
     }
@@ -93,11 +97,11 @@ impl FabricHarness for Local {
     fn remove(&mut self, _end: End, region: RegionIndex) {
         self.fabric.remove(region);
         self.fabric.copier.host.remove(region);
-        self.fabric.copier.gpus.remove(region);
-        while self.fabric.copier.gpus.has_removed() {
+        self.gpu_copier().remove(region);
+        while self.gpu_copier().has_removed() {
             let now = self.now();
             assert_eq!(self.fabric.poll(now, &mut []), 0);
-            let _ = self.fabric.copier.gpus.take_removed();
+            let _ = self.gpu_copier().take_removed();
         }
     }
 
