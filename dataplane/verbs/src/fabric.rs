@@ -266,6 +266,15 @@ impl VerbsFabric {
         self.index(connection).map_or(0, |at| self.connections[at].outstanding())
     }
 
+    /// Connections of a rail that are up.
+    #[must_use]
+    pub fn connections(&self, rail: usize) -> usize {
+        let is_up = |connection: &&Connection| {
+            usize::from(connection.rail) == rail && connection.state == State::Open
+        };
+        self.connections.iter().filter(is_up).count()
+    }
+
     /// What a rail has done.
     ///
     /// # Panics
@@ -301,6 +310,12 @@ impl VerbsFabric {
     #[must_use]
     pub fn may_sleep(&self) -> bool {
         self.busy.is_empty() && self.queued.is_empty() && self.rails.iter().all(|rail| rail.flushes.is_idle())
+    }
+
+    /// Rails of the lane.
+    #[must_use]
+    pub const fn rails(&self) -> usize {
+        self.rails.len()
     }
 
     /// The descriptors to wait on, one per rail.

@@ -339,7 +339,7 @@ static void to_error(struct my_qp *qp)
 {
 	if (qp->state == IBV_QPS_ERR) return;
 	qp->state = IBV_QPS_ERR;
-	if (silent) return;
+	if (silent == 1) return;
 	for (struct send *send = qp->first, *next; send; send = next) {
 		next = send->next;
 		complete((struct my_cq *)qp->qp.send_cq, qp, (struct ibv_wc){ .wr_id = send->wr.wr_id, .status = IBV_WC_WR_FLUSH_ERR }, send->position);
@@ -347,7 +347,7 @@ static void to_error(struct my_qp *qp)
 	}
 	qp->first = NULL;
 	qp->last = &qp->first;
-	flush_receives(qp);
+	if (!silent) flush_receives(qp);
 }
 EXPORT int ibv_destroy_qp(struct ibv_qp *qp)
 {
@@ -432,7 +432,7 @@ static int post_one(struct my_qp *qp, struct ibv_send_wr *wr)
 	now.inline_sends += !!is_inline;
 	entries[logged++ % LOG] = (struct log_entry){ send->sge.addr, wr->wr.rdma.remote_addr, send->sge.length, wr->opcode, wr->send_flags, qp->qp.qp_num };
 	if (qp->state == IBV_QPS_ERR) {
-		if (!silent) complete((struct my_cq *)qp->qp.send_cq, qp, (struct ibv_wc){ .wr_id = wr->wr_id, .status = IBV_WC_WR_FLUSH_ERR }, send->position);
+		if (silent != 1) complete((struct my_cq *)qp->qp.send_cq, qp, (struct ibv_wc){ .wr_id = wr->wr_id, .status = IBV_WC_WR_FLUSH_ERR }, send->position);
 		free(send);
 	} else {
 		*qp->last = send;

@@ -53,7 +53,7 @@ pub(crate) enum Option {
     HasDmaBuf = 2,
     HasThreadDomains = 3,
     PortIsDown = 4,
-    /// A queue pair that fails gives nothing back.
+    /// A queue pair that fails gives nothing back (1), or only its sends (2).
     Silent = 5,
     /// A bit of the head of each message is flipped on its way.
     Corrupts = 6,
