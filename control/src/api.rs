@@ -4,6 +4,7 @@ mod metrics;
 mod node;
 mod params;
 mod peers;
+mod rails;
 mod records;
 mod settings;
 mod stream;

@@ -8,8 +8,9 @@ use std::os::fd::AsFd;
 
 use railhead_abi::observe::{COUNTER_WORDS, Counter, EventEntry, Flight};
 use railhead_abi::segment::{
-    CONTROL_MAGIC, ControlHeader, ControlShape, FLIGHT_ENTRIES, HEADER_WORDS, LANE_EVENT_ENTRIES, LaneStatus,
-    PEER_ABSENT, PEERS_MAX, PeerStatus, Prepared, REGISTRAR_EVENT_ENTRIES,
+    CONTROL_MAGIC, ControlHeader, ControlShape, FLIGHT_ENTRIES, HEADER_WORDS, LANE_EVENT_ENTRIES, LaneRail,
+    LaneStatus, PEER_ABSENT, PEERS_MAX, PeerStatus, Prepared, RAIL_ABSENT, RAILS_MAX,
+    REGISTRAR_EVENT_ENTRIES, RailStatus, Registrations,
 };
 use railhead_abi::settings::{LANES_MAX, Limits, SETTINGS_WORDS, Settings};
 use railhead_abi::{ABI_VERSION, Code};
@@ -91,6 +92,7 @@ impl Segment {
             large_block_bytes: self.header.large_bytes,
             lanes: self.shape.lanes,
             cores: self.header.cores,
+            numa_nodes: nodes(self.header.numa_nodes),
         }
     }
 
@@ -149,6 +151,27 @@ impl Segment {
         Counters::new(&self.words[start..start + COUNTER_WORDS]).get(counter as usize)
     }
 
+    /// The RDMA rails, by number.
+    pub fn rails(&self) -> impl Iterator<Item = (usize, RailStatus)> + '_ {
+        let rail =
+            |rail| RailStatus::decode(&read(&self.words, ControlShape::RAILS + rail * RailStatus::WORDS));
+        (0..RAILS_MAX).map(move |at| (at, rail(at))).filter(|(_, rail)| rail.state != RAIL_ABSENT)
+    }
+
+    /// What a lane has done on a rail.
+    #[must_use]
+    pub fn lane_rail(&self, lane: usize, rail: usize) -> LaneRail {
+        assert!(rail < RAILS_MAX, "rail {rail}");
+        let start = self.lane(lane) + ControlShape::LANE_RAILS;
+        LaneRail::decode(&read(&self.words, start + rail * LaneRail::WORDS))
+    }
+
+    /// What the cache of registrations has done.
+    #[must_use]
+    pub fn registrations(&self) -> Registrations {
+        Registrations::decode(&read(&self.words, ControlShape::REGISTRATIONS))
+    }
+
     /// The peers that are configured, with their slots.
     pub fn peers(&self) -> impl Iterator<Item = (usize, PeerStatus)> + '_ {
         (0..PEERS_MAX).map(|slot| (slot, self.peer(slot))).filter(|(_, peer)| peer.state != PEER_ABSENT)
@@ -188,6 +211,14 @@ impl Segment {
 
     fn part(&self, first: usize, count: usize) -> Words {
         self.words.part(first, count).expect("the shape was checked against the mapping")
+    }
+}
+
+/// So many nodes as a mask.
+const fn nodes(count: u32) -> u64 {
+    match 1u64.checked_shl(count) {
+        Some(bit) => bit - 1,
+        None => u64::MAX,
     }
 }
 

@@ -6,10 +6,11 @@ use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use railhead_abi::observe::Counter;
-use railhead_abi::segment::{LaneStatus, PEER_UP};
+use railhead_abi::segment::{LaneStatus, PEER_UP, RAIL_UP};
 
 use super::Api;
 use super::node::blocks;
+use super::rails::RAIL_COUNTERS;
 use crate::segment::Segment;
 use crate::text;
 
@@ -31,7 +32,9 @@ pub(super) async fn metrics(State(api): State<Api>) -> Response {
         }
         node(&mut page, segment);
         lanes(&mut page, segment);
+        rails(&mut page, segment);
         peers(&mut page, segment);
+        rails(&mut page, segment);
     }
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], page.text).into_response()
 }
@@ -116,6 +119,38 @@ fn peers(page: &mut Page, segment: &Segment) {
     for (_, peer) in segment.peers() {
         page.line("peer_downs_total", &[("peer", &text::words(&peer.name))], peer.downs);
     }
+}
+
+fn rails(page: &mut Page, segment: &Segment) {
+    page.head("rail_up", "gauge", "1 while the RDMA NIC carries traffic");
+    for (at, rail) in segment.rails() {
+        let device = text::words(&rail.device);
+        page.line("rail_up", &[("rail", &at), ("device", &device)], u8::from(rail.state == RAIL_UP));
+    }
+    for (name, help, value) in RAIL_COUNTERS {
+        page.head(name, "counter", help);
+        for ((at, _), lane) in
+            segment.rails().flat_map(|rail| (0..segment.lanes()).map(move |lane| (rail, lane)))
+        {
+            page.line(name, &[("rail", &at), ("lane", &lane)], value(&segment.lane_rail(lane, at)));
+        }
+    }
+    let cache = segment.registrations();
+    for (name, help, value) in [
+        ("registration_hits_total", "registrations that were found", cache.hits),
+        ("registration_misses_total", "registrations that had to be made", cache.misses),
+        ("registration_evictions_total", "registrations given up to make room", cache.evictions),
+        ("registration_over_budget_total", "registrations refused for want of budget", cache.over_budget),
+        ("registration_saved_us_total", "microseconds that found registrations saved", cache.saved_us),
+    ] {
+        page.one(name, "counter", help, value);
+    }
+    page.one(
+        "registered_bytes",
+        "gauge",
+        "bytes of clients' regions that are registered",
+        cache.pinned_bytes,
+    );
 }
 
 /// The text under construction. Writing to a String cannot fail.

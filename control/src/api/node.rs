@@ -44,6 +44,7 @@ pub(super) async fn node(State(api): State<Api>, query: Raw) -> Result<Body<Json
         },
         "settings": view.as_ref().map(|view| json!({"generation": view.generation, "pending": view.pending().is_some()})),
         "peers": peers,
+        "rdma": super::rails::rdma(&attachment.segment),
         "features": [],
         "versions": {
             "railhead": env!("CARGO_PKG_VERSION"),

@@ -30,6 +30,7 @@ pub(crate) async fn run(client: &Client, json: bool) -> Result<(), Failure> {
         lane_table(lanes),
         route_table(lanes),
         pool_table(&pools),
+        rail_table(&node["rdma"]),
         peer_table(items(&node, "peers")),
         warnings(items(&events, "events")),
     ];
@@ -241,6 +242,58 @@ pub(crate) fn peer_table(peers: &[Json]) -> String {
         ]);
     }
     table.render()
+}
+
+/// The RDMA rails; nothing without.
+fn rail_table(rdma: &Json) -> String {
+    let rails = items(rdma, "rails");
+    if rails.is_empty() {
+        return String::new();
+    }
+    let mut table = Table::new(&[
+        ("rail", Side::Right),
+        ("device", Side::Left),
+        ("state", Side::Left),
+        ("link", Side::Left),
+        ("address", Side::Left),
+        ("mtu", Side::Right),
+        ("node", Side::Right),
+        ("queue pairs", Side::Right),
+        ("written", Side::Right),
+        ("read", Side::Right),
+        ("requests", Side::Right),
+        ("errors", Side::Right),
+    ]);
+    for rail in rails {
+        let (state, counters) = (text(rail, "state"), &rail["counters"]);
+        let errors = number(counters, "errors_total");
+        let plain = |text: String| (text, Tone::Plain);
+        table.toned([
+            plain(number(rail, "rail").to_string()),
+            plain(format!("{} port {}", text(rail, "device"), number(rail, "port"))),
+            (state.to_owned(), if state == "up" { Tone::Good } else { Tone::Bad }),
+            plain(text(rail, "link").to_owned()),
+            plain(text(rail, "gid").to_owned()),
+            plain(number(rail, "mtu_bytes").to_string()),
+            plain(or_dash(&rail["numa_node"])),
+            plain(number(rail, "queue_pairs").to_string()),
+            plain(bytes(number(counters, "bytes_written_total"))),
+            plain(bytes(number(counters, "bytes_read_total"))),
+            plain(grouped(number(counters, "requests_total"))),
+            (grouped(errors), if errors == 0 { Tone::Plain } else { Tone::Warning }),
+        ]);
+    }
+    let cache = &rdma["registrations"];
+    format!(
+        "{}registrations: {} of {} pinned, {} found again, {} made, {} given up, {} refused\n",
+        table.render(),
+        bytes(number(cache, "pinned_bytes")),
+        bytes(number(cache, "pinned_bytes_max")),
+        grouped(number(cache, "hits")),
+        grouped(number(cache, "misses")),
+        grouped(number(cache, "evictions")),
+        grouped(number(cache, "over_budget")),
+    )
 }
 
 fn warnings(events: &[Json]) -> String {

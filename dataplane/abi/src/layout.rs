@@ -41,7 +41,10 @@ pub fn write_table(out: &mut impl Write) -> Result {
     write_layout::<segment::ControlHeader>(out)?;
     write_layout::<segment::Prepared>(out)?;
     write_layout::<segment::PeerStatus>(out)?;
+    write_layout::<segment::RailStatus>(out)?;
+    write_layout::<segment::Registrations>(out)?;
     write_layout::<segment::LaneStatus>(out)?;
+    write_layout::<segment::LaneRail>(out)?;
     write_layout::<segment::SessionHeader>(out)?;
     write_numbers(out)
 }

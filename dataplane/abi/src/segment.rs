@@ -131,6 +131,102 @@ pub const PEER_DOWN: u32 = 1;
 /// Connected.
 pub const PEER_UP: u32 = 2;
 
+/// RDMA rails of a node at most.
+pub const RAILS_MAX: usize = 4;
+
+words! {
+    /// One RDMA rail, written by the registrar.
+    pub struct RailStatus: 16 {
+        /// Device, such as `mlx5_0`.
+        device: [u64; 8] = 0, 0;
+        /// The address in use: 16 bytes, first byte lowest.
+        gid: [u64; 2] = 8, 0;
+        /// [`RAIL_ABSENT`] .. [`RAIL_UP`].
+        state: u32 = 10, 0;
+        /// Port of the device.
+        port: u16 = 10, 32;
+        /// 1 on RoCE, 0 on InfiniBand.
+        is_ethernet: u8 = 10, 48;
+        /// Bytes of payload of a packet at most.
+        mtu_bytes: u32 = 11, 0;
+        /// NUMA node plus 1; 0 is unknown.
+        numa_node: u32 = 11, 32;
+        /// Reads that a connection makes at a time, at most.
+        reads_max: u32 = 12, 0;
+        /// Index of the address in the port's table.
+        gid_index: u32 = 12, 32;
+    }
+}
+
+/// No such rail.
+pub const RAIL_ABSENT: u32 = 0;
+/// It cannot be used now.
+pub const RAIL_DOWN: u32 = 1;
+/// It carries traffic.
+pub const RAIL_UP: u32 = 2;
+
+words! {
+    /// What a lane has done on one rail. Written by the lane alone; all but the first only grow.
+    pub struct LaneRail: 16 {
+        /// Queue pairs that are connected.
+        connections: u64 = 0, 0;
+        /// Calls that handed requests to the NIC.
+        doorbells: u64 = 1, 0;
+        /// Work requests handed to the NIC.
+        requests: u64 = 2, 0;
+        /// Of these, requests whose completion was asked for.
+        signalled: u64 = 3, 0;
+        /// Of these, requests that carried their payload themselves.
+        inline: u64 = 4, 0;
+        /// Bytes of writes.
+        bytes_written: u64 = 5, 0;
+        /// Bytes of reads.
+        bytes_read: u64 = 6, 0;
+        /// One-byte reads behind writes at peers.
+        confirms: u64 = 7, 0;
+        /// One-byte reads of this node's own memory, so that what came in can be seen.
+        flush_reads: u64 = 8, 0;
+        /// Messages that arrived.
+        messages: u64 = 9, 0;
+        /// Completions taken.
+        completions: u64 = 10, 0;
+        /// Of these, errors.
+        errors: u64 = 11, 0;
+        /// Posts that ended in this node, because key, range or right did not hold.
+        refused: u64 = 12, 0;
+        /// Connections that ended.
+        downs: u64 = 13, 0;
+    }
+}
+
+words! {
+    /// The cache of registrations, written by the registrar.
+    pub struct Registrations: 16 {
+        /// Registrations that were found.
+        hits: u64 = 0, 0;
+        /// Registrations that had to be made.
+        misses: u64 = 1, 0;
+        /// Given up to make room.
+        evictions: u64 = 2, 0;
+        /// Given up because their memory went.
+        invalidations: u64 = 3, 0;
+        /// Refused: the budget is full of what is in use.
+        over_budget: u64 = 4, 0;
+        /// Microseconds that hits saved.
+        saved_us: u64 = 5, 0;
+        /// Entries now.
+        entries: u64 = 6, 0;
+        /// Bytes now.
+        bytes: u64 = 7, 0;
+        /// Bytes of regions that are pinned.
+        pinned_bytes: u64 = 8, 0;
+        /// The most of these.
+        pinned_bytes_max: u64 = 9, 0;
+        /// Memory keys of regions.
+        pinned_keys: u64 = 10, 0;
+    }
+}
+
 words! {
     /// What a lane says of itself, beside its counters. Each word is written by the lane alone.
     pub struct LaneStatus: 24 {
@@ -220,8 +316,12 @@ impl ControlShape {
     /// Words of that log.
     pub const REGISTRAR_EVENTS_WORDS: usize =
         log_words(REGISTRAR_EVENT_ENTRIES, EventEntry::WORDS).next_multiple_of(LINE_WORDS);
+    /// [`RailStatus`] by rail.
+    pub const RAILS: usize = Self::REGISTRAR_EVENTS + Self::REGISTRAR_EVENTS_WORDS;
+    /// [`Registrations`].
+    pub const REGISTRATIONS: usize = Self::RAILS + RAILS_MAX * RailStatus::WORDS;
     /// First lane's part.
-    pub const LANES: usize = Self::REGISTRAR_EVENTS + Self::REGISTRAR_EVENTS_WORDS;
+    pub const LANES: usize = Self::REGISTRATIONS + Registrations::WORDS;
     /// In a lane's part: [`LaneStatus`].
     pub const LANE_STATUS: usize = 0;
     /// In a lane's part: counters.
@@ -236,8 +336,10 @@ impl ControlShape {
     /// Words of that log.
     pub const LANE_EVENTS_WORDS: usize =
         log_words(LANE_EVENT_ENTRIES, EventEntry::WORDS).next_multiple_of(LINE_WORDS);
+    /// In a lane's part: [`LaneRail`] by rail.
+    pub const LANE_RAILS: usize = Self::LANE_EVENTS + Self::LANE_EVENTS_WORDS;
     /// Words of a lane's part.
-    pub const LANE_WORDS: usize = Self::LANE_EVENTS + Self::LANE_EVENTS_WORDS;
+    pub const LANE_WORDS: usize = Self::LANE_RAILS + RAILS_MAX * LaneRail::WORDS;
 
     /// First word of a lane's part.
     #[must_use]

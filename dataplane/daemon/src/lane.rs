@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use railhead_abi::observe::Counter;
-use railhead_abi::segment::{LANE_SEALED, LANE_STOPPED, LaneStatus};
+use railhead_abi::segment::{LANE_SEALED, LANE_STOPPED, LaneRail, LaneStatus};
 use railhead_abi::settings::{IdlePolicy, Plan, SETTINGS_WORDS, Setting, Settings};
 use railhead_core::port::{Both, ConnectionIndex, Nanos};
 use railhead_core::{Engine, Notice};
@@ -24,7 +24,7 @@ use railhead_verbs::{Ready, VerbsFabric};
 use crate::allocator;
 use crate::clock;
 use crate::machine::ThreadUsage;
-use crate::segment::word_of;
+use crate::segment::{word_of, write_words};
 use crate::tables::SELF;
 
 mod commands;
@@ -71,6 +71,8 @@ struct Lane<'s> {
     spares: Vec<Box<Parcel>>,
     prepared: CellReader<Words>,
     status: Words,
+    /// What it says of each RDMA rail.
+    rails: Words,
     /// Where the applied snapshot is copied to.
     settings: Settings,
     applied: u64,
@@ -304,9 +306,35 @@ impl Lane<'_> {
         let tcp = self.engine.fabric().second.first.counters();
         let counters = &self.engine.observe().counters;
         counters.set(Counter::SocketCalls as usize, tcp.sends + tcp.receives + tcp.looks);
+        self.write_rails();
+        let counters = &self.engine.observe().counters;
         let copies = self.copy_allocations.as_ref().map_or(0, |calls| calls.load_relaxed());
         counters.set(Counter::Allocations as usize, allocator::sealed_calls() + copies);
         counters.set(Counter::CopyThreadBytes as usize, self.engine.copier().handed_bytes());
+    }
+
+    fn write_rails(&self) {
+        let Some(verbs) = &self.engine.fabric().second.second else { return };
+        for (rail, words) in self.rails.chunks(LaneRail::WORDS).take(verbs.rails()).enumerate() {
+            let counters = verbs.counters(rail);
+            let now = LaneRail {
+                connections: verbs.connections(rail) as u64,
+                doorbells: counters.doorbells,
+                requests: counters.requests,
+                signalled: counters.signalled,
+                inline: counters.inline,
+                bytes_written: counters.bytes_written,
+                bytes_read: counters.bytes_read,
+                confirms: counters.confirms,
+                flush_reads: counters.flush_reads,
+                messages: counters.messages,
+                completions: counters.completions,
+                errors: counters.errors,
+                refused: counters.refused,
+                downs: counters.downs,
+            };
+            write_words(words, &now.encode());
+        }
     }
 
     #[inline(always)]

@@ -165,7 +165,7 @@ impl Node {
         let notices_stop = Arc::new(Word::new(0));
         if let Some(rdma) = &registrar.rdma {
             let failed = |error| StartError::new(Code::DeviceError, "NIC threads", error);
-            rdma.watch(&events, &notices_stop).map_err(failed)?;
+            rdma.watch(&segment, &events, &notices_stop).map_err(failed)?;
         }
         let notices_doorbell = started.doorbell;
         let notices = Notices::new(Arc::clone(&lanes), started.returns, Arc::clone(&notices_doorbell));

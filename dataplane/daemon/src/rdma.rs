@@ -15,9 +15,9 @@ use railhead_config::{Rdma as RdmaConfig, UseRdma};
 use railhead_core::port::{ConnectionIndex, RegionIndex};
 use railhead_shm::OwnedSpan;
 use railhead_verbs::{
-    CacheCounters, CacheKey, Closer, ConnectionSizes, Endpoint, Lease, Library, MemoryAccess, MemoryRegion,
-    Nic, NicConfig, PinBudget, RAILS_MAX, Rail, RegionEntry, RegistrationCache, RemoteMemory, VerbsConfig,
-    VerbsError, VerbsFabric,
+    CacheKey, Closer, ConnectionSizes, Endpoint, Lease, Library, MemoryAccess, MemoryRegion, Nic, NicConfig,
+    PinBudget, RAILS_MAX, Rail, RegionEntry, RegistrationCache, RemoteMemory, VerbsConfig, VerbsError,
+    VerbsFabric,
 };
 
 use crate::error::StartError;
@@ -91,6 +91,7 @@ pub(crate) struct Rdma {
     nics: Vec<Arc<Nic>>,
     lanes: Vec<OnceLock<LaneRails>>,
     relaxed_ordering: bool,
+    pinned_bytes_max: u64,
     cache: RegistrationCache<Registrations>,
     budget: Arc<PinBudget>,
     identities: Mutex<(u64, HashMap<FileIdentity, u64>)>,
@@ -127,6 +128,7 @@ impl Rdma {
             nics,
             lanes: (0..lanes).map(|_| OnceLock::new()).collect(),
             relaxed_ordering: config.relaxed_ordering,
+            pinned_bytes_max: config.pinned_bytes_max,
             cache: RegistrationCache::new(CACHE_ENTRIES_MAX, config.pinned_bytes_max, Arc::clone(&budget)),
             budget,
             identities: Mutex::default(),
@@ -142,11 +144,6 @@ impl Rdma {
     /// Rails that every lane has: 0 until all lanes have registered their arenas.
     pub(crate) fn rails(&self) -> usize {
         if self.lanes.iter().all(|lane| lane.get().is_some()) { self.nics.len() } else { 0 }
-    }
-
-    /// What the cache of registrations has done.
-    pub(crate) fn cache(&self) -> CacheCounters {
-        self.cache.counters()
     }
 
     /// Bytes and keys that regions have pinned.

@@ -9,10 +9,12 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use railhead_abi::frame::name_words;
 use railhead_abi::observe::{COUNTER_WORDS, Counter};
 use railhead_abi::segment::{
-    CONTROL_MAGIC, ControlHeader, ControlShape, LANES_PAGE_WORDS, LaneStatus, PeerStatus, Prepared,
+    CONTROL_MAGIC, ControlHeader, ControlShape, LANES_PAGE_WORDS, LaneRail, LaneStatus, PeerStatus, Prepared,
+    RAILS_MAX, RailStatus, Registrations,
 };
 use railhead_abi::words::{FieldLayout, Layout};
 use railhead_abi::{ABI_VERSION, Code};
+use railhead_ring::Word;
 use railhead_shm::memfd::{self, Huge};
 use railhead_shm::{Access, MapError, Mapping, Words};
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -57,6 +59,8 @@ pub(crate) struct LaneWords {
     pub(crate) flight: Words,
     /// Log of events.
     pub(crate) events: Words,
+    /// [`LaneRail`] by rail.
+    pub(crate) rails: Words,
 }
 
 /// The segment and its memory file.
@@ -127,6 +131,16 @@ impl ControlSegment {
         self.part(ControlShape::PEERS + peer * PeerStatus::WORDS, PeerStatus::WORDS)
     }
 
+    /// One rail's status.
+    pub(crate) fn rail(&self, rail: usize) -> Words {
+        self.part(ControlShape::RAILS + rail * RailStatus::WORDS, RailStatus::WORDS)
+    }
+
+    /// What the cache of registrations has done.
+    pub(crate) fn registrations(&self) -> Words {
+        self.part(ControlShape::REGISTRATIONS, Registrations::WORDS)
+    }
+
     /// The registrar's event log.
     pub(crate) fn registrar_events(&self) -> Words {
         self.part(ControlShape::REGISTRAR_EVENTS, ControlShape::REGISTRAR_EVENTS_WORDS)
@@ -140,6 +154,7 @@ impl ControlSegment {
             counters: self.part(start + ControlShape::LANE_COUNTERS, COUNTER_WORDS),
             flight: self.part(start + ControlShape::LANE_FLIGHT, ControlShape::LANE_FLIGHT_WORDS),
             events: self.part(start + ControlShape::LANE_EVENTS, ControlShape::LANE_EVENTS_WORDS),
+            rails: self.part(start + ControlShape::LANE_RAILS, RAILS_MAX * LaneRail::WORDS),
         }
     }
 
@@ -176,6 +191,13 @@ pub(crate) fn write_refused(words: &Words, generation: u64, code: Code, setting_
 pub(crate) fn write_peer(words: &Words, status: &PeerStatus) {
     for (word, value) in words.iter().zip(status.encode()) {
         word.store_release(value);
+    }
+}
+
+/// Writes a structure of the segment over what was there, word by word.
+pub(crate) fn write_words(words: &[Word], values: &[u64]) {
+    for (word, value) in words.iter().zip(values) {
+        word.store_relaxed(*value);
     }
 }
 

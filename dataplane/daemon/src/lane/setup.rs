@@ -258,6 +258,7 @@ impl LaneSetup {
             spares,
             prepared: self.prepared,
             status: self.words.status,
+            rails: self.words.rails,
             settings: self.settings,
             applied: 0,
             idle_policy: self.settings.idle_policy(),

@@ -88,8 +88,7 @@ impl Peers {
             return Err(Code::ProtocolViolation);
         }
         let theirs = EndpointInfo::from_words(offer.endpoint).ok_or(Code::ProtocolViolation)?;
-        let initiator =
-            Initiator {
+        let initiator = Initiator {
             peer: peer.slot(),
             lane: offer.lane,
             class: offer.class.into(),

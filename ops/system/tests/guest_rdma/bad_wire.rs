@@ -4,7 +4,7 @@
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
-use railhead_client::{Completion, Port, Region, Remote, Session, Write, outcome};
+use railhead_client::{Code, Completion, Port, Region, Remote, Session, Write, outcome};
 use railhead_system::guest::{self, Impaired};
 use railhead_system::{Cluster, Node};
 
@@ -23,8 +23,11 @@ struct Direction {
     source: Region,
     destination: Region,
     remote: Remote,
+    /// A transfer's end was unknown: the handle has to be opened again.
+    is_stale: bool,
+    peer: String,
     // Behind what is theirs.
-    _sender: Session,
+    sender: Session,
     _receiver: Session,
 }
 
@@ -51,7 +54,19 @@ impl Direction {
         destination.fill(0, bytes, POISON).unwrap();
         let remote = open(&sender, &to.config.name, "destination");
         let port = sender.take_port().unwrap();
-        Self { port, source, destination, remote, _sender: sender, _receiver: receiver }
+        let peer = to.config.name.clone();
+        Self { port, source, destination, remote, is_stale: false, peer, sender, _receiver: receiver }
+    }
+
+    /// Opens the handle again if it is stale; false while that cannot be done.
+    fn reopen(&mut self) -> bool {
+        if self.is_stale
+            && let Ok(remote) = self.sender.open(&self.peer, "destination")
+        {
+            self.remote = remote;
+            self.is_stale = false;
+        }
+        !self.is_stale
     }
 
     /// Keeps transfers of all routes in flight until told to stop.
@@ -62,12 +77,12 @@ impl Direction {
         loop {
             let stopping = !matches!(stop.try_recv(), Err(TryRecvError::Empty));
             for (at, slot) in slots.iter_mut().enumerate() {
-                if slot.is_none() && !stopping {
+                if slot.is_none() && !stopping && self.reopen() {
                     seed += 1;
                     *slot = Some(self.submit(at, seed));
                 }
             }
-            if slots.iter().all(Option::is_none) {
+            if stopping && slots.iter().all(Option::is_none) {
                 return ends;
             }
             self.port.wait(Duration::from_millis(200));
@@ -105,7 +120,7 @@ impl Direction {
         Open { seed, write, since: Instant::now() }
     }
 
-    fn check(&self, open: &Open, completion: &Completion, ends: &mut Ends) {
+    fn check(&mut self, open: &Open, completion: &Completion, ends: &mut Ends) {
         let (offset, bytes) = (open.write.remote_offset, open.write.bytes);
         if outcome(completion).is_ok() {
             let data = pattern(open.seed, usize::try_from(bytes).unwrap());
@@ -113,8 +128,16 @@ impl Direction {
             ends.good += 1;
         } else {
             ends.bad += 1;
+            self.note(completion);
         }
         self.destination.fill(offset, SLOT_BYTES - 2 * GUARD_BYTES, POISON).unwrap();
+    }
+}
+
+impl Direction {
+    fn note(&mut self, completion: &Completion) {
+        let code = Code::from_number(completion.status);
+        self.is_stale |= matches!(code, Some(Code::Unknown | Code::RemoteHandleStale));
     }
 }
 
@@ -148,8 +171,12 @@ fn under_load(disturb: impl FnOnce()) -> [Ends; 2] {
     for direction in [&mut there, &mut back] {
         let wire = guest::sent_bytes("va") + guest::sent_bytes("vb");
         railhead_system::until("a transfer that succeeds", LIMIT, || {
+            if !direction.reopen() {
+                return None;
+            }
             let completion =
                 transfer(&mut direction.port, &write(0, &direction.source, &direction.remote, SLOT_BYTES));
+            direction.note(&completion);
             outcome(&completion).is_ok().then_some(())
         });
         assert!(guest::sent_bytes("va") + guest::sent_bytes("vb") - wire >= SLOT_BYTES, "not by RDMA");
