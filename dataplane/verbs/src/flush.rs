@@ -55,7 +55,7 @@ impl Flusher {
     pub fn new(rail: &Rail) -> Result<Self, VerbsError> {
         let nic = rail.nic();
         let sizes = QueueSizes { sends: SENDS, receives: 1, inline_bytes: 0 };
-        let make = || QueuePair::new(rail.lane_domain(), rail.completions(), nic.config().port, sizes);
+        let make = || QueuePair::new(rail.lane_domain(), rail.completions(), nic.config(), sizes);
         let (near, far) = (make()?, make()?);
         let (port, gid) = (nic.port(), nic.gid());
         let gid_index =

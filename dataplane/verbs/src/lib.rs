@@ -11,14 +11,18 @@
 //!
 //! ```text
 //! start:     Library::open -> Nic::open(config) -> Closer::start -> Rail::new(nic, closer, connections, sizes), per lane
-//!            VerbsFabric::new(config, rails); MemoryRegion::register(nic.domain(), arena); fabric.install(ARENA, entry)
+//!            VerbsFabric::new(config, rails); MemoryRegion::register(nic.domain(), arena, MemoryAccess::granting(..));
+//!            fabric.install(ARENA, RegionEntry::of_host(..))
+//! regions:   RegistrationCache::get(key, || MemoryRegion::register(..)) -> Lease, or nothing: then the region is staged;
+//!            lane: fabric.install(region, entry); when the engine says that it is drained: remove, then drop the lease
 //! connect:   rail.prepare(connection) -> endpoint; exchange endpoint.info() (words for a frame) and the arena's
 //!            RemoteMemory over the authenticated channel; endpoint.connect(peer's info) -> Ready
 //!            lane: fabric.attach(ready, AttachInfo { peer, rail, arena }), then the engine's connection_up
 //! handles:   lane: fabric.install_remote(peer, key index, RemoteMemory) when a remote handle opens, remove_remote first
 //!            when it closes or is revoked; the target deregisters after the holders' drain
-//! end:       after Down: fabric.take_retired(connection) -> dropped on a registrar thread
+//! end:       after Down: fabric.fault(connection) says why, fabric.take_retired(connection) is for a registrar to drop
 //! watch:     nic.wait_event(timeout) -> Event; on a change of addresses or port: nic.refresh()
+//! GPUs:      MemoryRegion::register_dma_buf; fabric.set_flusher(rail, Flusher::new(rail), targets), flush_needed
 //! ```
 
 mod bits;

@@ -23,6 +23,8 @@ pub struct NicConfig {
     pub traffic_class: u8,
     /// InfiniBand's service level.
     pub service_level: u8,
+    /// Index of InfiniBand's partition key; 0 on RoCE.
+    pub partition_index: u16,
     /// Reads that a connection makes, and serves, at a time; the devices may have less.
     pub reads_max: u8,
     /// How patient its connections are.
@@ -37,6 +39,7 @@ impl Default for NicConfig {
             mtu_bytes: 4096,
             traffic_class: 0,
             service_level: 0,
+            partition_index: 0,
             reads_max: 16,
             patience: Patience::default(),
         }

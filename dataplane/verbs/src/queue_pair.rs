@@ -18,6 +18,7 @@ use crate::completion_queue::{CompletionQueue, Room};
 use crate::domain::LaneDomain;
 use crate::error::{VerbsError, check};
 use crate::gid::Gid;
+use crate::nic::NicConfig;
 
 /// How patient a connection is. The values are those of the verbs: `man 3 ibv_modify_qp`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -106,7 +107,7 @@ impl QueuePair {
     pub(crate) fn new(
         domain: &Arc<LaneDomain>,
         completions: &Arc<CompletionQueue>,
-        port: u8,
+        config: &NicConfig,
         sizes: QueueSizes,
     ) -> Result<Arc<Self>, VerbsError> {
         // A queue pair that fails gives every request back, signalled or not.
@@ -128,7 +129,8 @@ impl QueuePair {
         };
         let mut attr = ibv_qp_attr {
             qp_state: IBV_QPS_INIT,
-            port_num: port,
+            port_num: config.port,
+            pkey_index: config.partition_index,
             qp_access_flags: IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE,
             ..ibv_qp_attr::default()
         };

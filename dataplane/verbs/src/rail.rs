@@ -200,8 +200,7 @@ impl Rail {
             receives: self.sizes.receives.into(),
             inline_bytes: MESSAGE_BYTES_MAX as u32,
         };
-        let port = self.nic.config().port;
-        let pair = QueuePair::new(&self.domain, &self.completions, port, sizes)?;
+        let pair = QueuePair::new(&self.domain, &self.completions, self.nic.config(), sizes)?;
         let mailbox = Mailbox::new(
             self.nic.domain(),
             self.sizes.receives.into(),
