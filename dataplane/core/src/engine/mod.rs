@@ -4,6 +4,7 @@
 //! before they are asked for), copies that ended, new submissions, chunks by fair share, blocks for
 //! peers, answers to peers, timers. Nothing in a turn waits.
 
+mod active;
 mod connections;
 mod course;
 mod fetch;
@@ -21,6 +22,7 @@ mod seal;
 mod send;
 mod serve;
 
+use self::active::Active;
 use crate::list::{Link, List};
 use crate::notice::{Notice, Notices};
 use crate::pool::{Pool, PoolShape};
@@ -35,7 +37,7 @@ use railhead_abi::Code;
 use railhead_abi::observe::{Counter, EventCode, EventEntry};
 use railhead_abi::record::SLOTS_MAX;
 use railhead_abi::segment::{SESSIONS_MAX, SIGNALS};
-use railhead_abi::settings::{Plan, Setting, Settings};
+use railhead_abi::settings::{Plan, Settings};
 use railhead_abi::submission::CLASSES;
 use railhead_ring::Word;
 
@@ -92,41 +94,6 @@ pub struct Turn {
     pub is_busy: bool,
     /// The next deadline.
     pub wake_at: Option<Nanos>,
-}
-
-/// The settings in the form that a lane uses.
-#[derive(Debug, Clone, Copy)]
-struct Active {
-    generation: u64,
-    send: Plan,
-    /// Of reads.
-    receive: Plan,
-    chunk_bytes: u64,
-    depth: u16,
-    /// Large blocks in use at once, for each connection and leg.
-    window_blocks: u16,
-    latency_share: i64,
-    pressure_wait: Nanos,
-    deadline: Nanos,
-    quiesce_max: Nanos,
-}
-
-impl Active {
-    fn of(settings: &Settings, generation: u64, pool: &PoolShape) -> Self {
-        let window = settings.get(Setting::StagingWindowBytes) / pool.large_bytes;
-        Self {
-            window_blocks: u16::try_from(window).unwrap_or(u16::MAX).max(1),
-            generation,
-            send: Plan::of(settings, generation, false),
-            receive: Plan::of(settings, generation, true),
-            chunk_bytes: settings.get(Setting::ChunkBytes),
-            depth: u16::try_from(settings.get(Setting::PipelineDepth)).unwrap_or(u16::MAX),
-            latency_share: i64::try_from(settings.get(Setting::LatencySharePercent)).unwrap_or(99),
-            pressure_wait: settings.get(Setting::PressureWaitUs) * 1000,
-            deadline: settings.get(Setting::DeadlineMs) * 1_000_000,
-            quiesce_max: settings.get(Setting::QuiesceMaxMs) * 1_000_000,
-        }
-    }
 }
 
 /// A lane's engine over fabric `F`, copy engine `C` and memory of rings `M`.
