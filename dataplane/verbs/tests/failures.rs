@@ -257,3 +257,62 @@ fn a_machine_without_rdma_says_so() {
     let config = railhead_verbs::NicConfig { device: "nowhere0".into(), ..Default::default() };
     assert!(railhead_verbs::Nic::open(library, config).is_err());
 }
+
+/// Completions of an end that was given up before its lane had it are not taken for those of the next.
+#[test]
+fn completions_of_before_mean_nothing() {
+    let mut harness = Harness::with_memory(&Setup::stand_in(), 4096);
+    harness.cut(0);
+    harness.until("both are down", both_down);
+    for end in End::BOTH {
+        let connection = harness.connection(end, 0);
+        drop(harness.fabric(end).take_retired(connection));
+    }
+    let (near, far) = (harness.prepare(End::Initiator, 0), harness.prepare(End::Target, 0));
+    let (near_info, far_info) = (near.info(), far.info());
+    let far = far.connect(&near_info).unwrap();
+    let near = harness.attach(End::Initiator, near, &far_info);
+    for tag in 0..5 {
+        harness.send(End::Initiator, tag).unwrap();
+    }
+    // Only the sender runs: what arrives stays in the target's completion queue.
+    let mut said = Vec::new();
+    let step_near = |harness: &mut Harness, said: &mut Vec<FabricEvent>| {
+        let mut events = [FabricEvent::Down { connection: harness.near(), cause: Code::Ok }; 8];
+        let now = harness.pass();
+        harness.nodes[0].fabric.kick(now);
+        let count = harness.nodes[0].fabric.poll(now, &mut events);
+        said.extend_from_slice(&events[..count]);
+    };
+    (0..200).for_each(|_| step_near(&mut harness, &mut said));
+    drop(far);
+    near.fail().unwrap();
+    let start = std::time::Instant::now();
+    while common::down(&said).is_none() {
+        assert!(start.elapsed() < std::time::Duration::from_secs(10), "{said:?}");
+        step_near(&mut harness, &mut said);
+    }
+    harness.connect(0);
+    harness.send(End::Initiator, 77).unwrap();
+    let said = harness.until("the record came", |said| !common::tags(&said[1]).is_empty());
+    assert_eq!((common::tags(&said[1]), common::down(&said[1])), (vec![77], None));
+    // All of its receives are still there.
+    for tag in 0..400 {
+        while harness.send(End::Initiator, tag).is_err() {
+            harness.step(&mut [Vec::new(), Vec::new()]);
+        }
+    }
+}
+
+/// What a peer may only write can be confirmed all the same.
+#[test]
+fn writes_can_be_confirmed_where_reads_are_not_granted() {
+    let mut harness = Harness::with_memory(&Setup::stand_in(), 4096);
+    harness.install(End::Target, common::TARGET, common::EPOCH, 4096, railhead_abi::frame::ACCESS_WRITE);
+    harness.write(1, 0, 4096).unwrap();
+    let near = harness.near();
+    harness.fabric(End::Initiator).confirm(near, Harness::place(4095), PostId(2)).unwrap();
+    assert_eq!(harness.status_of(2), Code::Ok);
+    harness.read(3, 0, 100).unwrap();
+    assert_eq!(harness.status_of(3), Code::RemoteRefused);
+}
