@@ -16,6 +16,8 @@ const DEADLINE_US: u32 = 5_000_000;
 /// Deadline, `quiesce_max`, and what an emulated processor needs.
 const END_LIMIT: Duration = Duration::from_secs(15);
 const CUTS: u32 = 50;
+/// New queue pairs at both ends, with pauses between attempts that grow with every cut.
+const RECOVERY_LIMIT: Duration = Duration::from_secs(60);
 
 /// One direction: a client of one node that writes into memory of a client of the other.
 struct Direction {
@@ -170,15 +172,14 @@ fn under_load(disturb: impl FnOnce()) -> [Ends; 2] {
     }
     for direction in [&mut there, &mut back] {
         let wire = guest::sent_bytes("va") + guest::sent_bytes("vb");
-        railhead_system::until("a transfer that succeeds", LIMIT, || {
-            if !direction.reopen() {
-                return None;
-            }
-            let completion =
-                transfer(&mut direction.port, &write(0, &direction.source, &direction.remote, SLOT_BYTES));
-            direction.note(&completion);
-            outcome(&completion).is_ok().then_some(())
+        let mut last = None;
+        let again = railhead_system::within(RECOVERY_LIMIT, || {
+            let (source, remote) = (&direction.source, &direction.remote);
+            let completion = transfer(&mut direction.port, &write(0, source, remote, SLOT_BYTES));
+            last = outcome(&completion).err();
+            last.is_none().then_some(())
         });
+        assert!(again.is_some(), "no transfer succeeds any more: {last:?}");
         assert!(guest::sent_bytes("va") + guest::sent_bytes("vb") - wire >= SLOT_BYTES, "not by RDMA");
     }
     drop((there, back));
