@@ -120,6 +120,25 @@ pub(crate) const fn code_of(status: u32) -> Code {
     }
 }
 
+/// The queues of a connection, made with its queue pair by a registrar.
+#[derive(Debug, Default)]
+pub(crate) struct Queues {
+    queue: Ring<Posted>,
+    arrived: Ring<(u32, u8)>,
+    spare: Ring<u32>,
+}
+
+impl Queues {
+    pub(crate) fn new(sizes: ConnectionSizes) -> Self {
+        let receives = usize::from(sizes.receives);
+        Self {
+            queue: Ring::new(sizes.sends() as usize, Posted::NOTHING),
+            arrived: Ring::new(receives, (0, 0)),
+            spare: Ring::new(receives, 0),
+        }
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Connection {
     pub(crate) state: State,
@@ -167,8 +186,8 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    pub(crate) fn new(sizes: ConnectionSizes) -> Self {
-        let receives = usize::from(sizes.receives);
+    /// A connection that never was. It has no queues: they come and go with its queue pair.
+    pub(crate) fn new() -> Self {
         Self {
             state: State::Free,
             ready: None,
@@ -176,7 +195,7 @@ impl Connection {
             peer: 0,
             rail: 0,
             arena: RemoteMemory::default(),
-            queue: Ring::new(sizes.sends() as usize, Posted::NOTHING),
+            queue: Ring::default(),
             handed: 0,
             requests_queued: 0,
             requests_handed: 0,
@@ -191,8 +210,8 @@ impl Connection {
             wants_signal: false,
             next_slot: 0,
             credits: 0,
-            arrived: Ring::new(receives, (0, 0)),
-            spare: Ring::new(receives, 0),
+            arrived: Ring::default(),
+            spare: Ring::default(),
             receives: 0,
             owed: 0,
             cause: None,
@@ -201,10 +220,9 @@ impl Connection {
     }
 
     /// Begins anew with a connected queue pair.
-    pub(crate) fn start(&mut self, ready: Ready, rail: u8, peer: u8, arena: RemoteMemory) {
-        self.queue.clear();
-        self.arrived.clear();
-        self.spare.clear();
+    pub(crate) fn start(&mut self, mut ready: Ready, rail: u8, peer: u8, arena: RemoteMemory) {
+        let Queues { queue, arrived, spare } = core::mem::take(&mut *ready.queues);
+        (self.queue, self.arrived, self.spare) = (queue, arrived, spare);
         self.handed = 0;
         (self.requests_queued, self.requests_handed, self.requests_back, self.requests_good) = (0, 0, 0, 0);
         self.fault = None;
@@ -217,6 +235,19 @@ impl Connection {
         self.state = State::Open;
         (self.rail, self.peer, self.arena) = (rail, peer, arena);
         self.ready = Some(ready);
+    }
+
+    /// After `Down`: what is left of it, its queues too, goes to whoever drops it.
+    pub(crate) fn retire(&mut self) {
+        self.state = State::Free;
+        self.retired = self.ready.take();
+        if let Some(retired) = &mut self.retired {
+            *retired.queues = Queues {
+                queue: core::mem::take(&mut self.queue),
+                arrived: core::mem::take(&mut self.arrived),
+                spare: core::mem::take(&mut self.spare),
+            };
+        }
     }
 
     /// Adds work with a request of its own (none for refused work).

@@ -165,7 +165,7 @@ impl VerbsFabric {
         };
         Self {
             sizes,
-            connections: (0..connections).map(|_| Connection::new(sizes)).collect(),
+            connections: (0..connections).map(|_| Connection::new()).collect(),
             regions: Regions::new(config.regions),
             remotes: Remotes::new(config.peers, config.regions_of_peer),
             caller: rails[0].closer().caller(),
@@ -218,6 +218,7 @@ impl VerbsFabric {
     ///
     /// # Errors
     /// [`AttachError`]: the index is not this fabric's or has not said `Down`, or the rail is unknown.
+    #[expect(clippy::result_large_err, reason = "a lane has no heap to put it on")]
     pub fn attach(&mut self, ready: Ready, info: AttachInfo) -> Result<Option<Ready>, AttachError> {
         let refuse = |ready, reason| Err(AttachError { ready, reason });
         let Some(at) = self.index(ready.connection) else {

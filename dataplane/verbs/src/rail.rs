@@ -18,6 +18,7 @@ use rdma_core_sys::{ibv_recv_wr, ibv_sge};
 
 use crate::closer::Closer;
 use crate::completion_queue::CompletionQueue;
+use crate::connection::Queues;
 use crate::device::mtu_code;
 use crate::domain::LaneDomain;
 use crate::error::VerbsError;
@@ -231,6 +232,7 @@ impl Rail {
             nic: Arc::clone(&self.nic),
             pair,
             mailbox,
+            queues: Box::new(Queues::new(self.sizes)),
             connection,
             stamp,
             info,
@@ -276,6 +278,7 @@ pub struct Endpoint {
     nic: Arc<Nic>,
     pair: Arc<QueuePair>,
     mailbox: Mailbox,
+    queues: Box<Queues>,
     connection: ConnectionIndex,
     stamp: u16,
     info: EndpointInfo,
@@ -331,8 +334,17 @@ impl Endpoint {
             reads_served: path.reads_served,
             inline_bytes: self.pair.inline_bytes(),
         };
-        let Self { pair, mailbox, connection, stamp, message_bytes_max, .. } = self;
-        Ok(Ready { pair, mailbox, connection, stamp, peer_receives: peer.receives, message_bytes_max, facts })
+        let Self { pair, mailbox, queues, connection, stamp, message_bytes_max, .. } = self;
+        Ok(Ready {
+            pair,
+            mailbox,
+            queues,
+            connection,
+            stamp,
+            peer_receives: peer.receives,
+            message_bytes_max,
+            facts,
+        })
     }
 }
 
@@ -360,6 +372,7 @@ pub struct ConnectionFacts {
 pub struct Ready {
     pub(crate) pair: Arc<QueuePair>,
     pub(crate) mailbox: Mailbox,
+    pub(crate) queues: Box<Queues>,
     pub(crate) connection: ConnectionIndex,
     pub(crate) stamp: u16,
     pub(crate) peer_receives: u16,

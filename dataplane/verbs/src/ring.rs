@@ -8,6 +8,13 @@ pub(crate) struct Ring<T> {
     count: usize,
 }
 
+impl<T> Default for Ring<T> {
+    /// A queue without room, and without memory.
+    fn default() -> Self {
+        Self { slots: Box::default(), head: 0, count: 0 }
+    }
+}
+
 impl<T: Copy> Ring<T> {
     /// A queue of at least `capacity` places; `filler` stands in the unused ones.
     pub(crate) fn new(capacity: usize, filler: T) -> Self {

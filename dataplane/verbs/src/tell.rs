@@ -96,8 +96,7 @@ impl VerbsFabric {
                 if connection.is_quiet() && all_told && !events.is_full() {
                     let cause = connection.cause.unwrap_or(Code::ConnectionReset);
                     events.push(FabricEvent::Down { connection: name, cause });
-                    connection.state = State::Free;
-                    connection.retired = connection.ready.take();
+                    connection.retire();
                     let rail = usize::from(connection.rail);
                     self.rails[rail].counters.downs += 1;
                     self.busy.set(at, false);
