@@ -14,7 +14,9 @@ fn shape(kernel_threads: Option<u32>) -> Shape {
 
 pub(crate) fn table(rig: &Rig) {
     let ways = [("out", SOURCE, HOST), ("in", HOST, TARGET), ("peer", SOURCE, TARGET)];
-    for (mechanism, threads) in [("engine", None), ("kernel256", Some(256)), ("kernel1024", Some(1024))] {
+    for (mechanism, threads) in
+        [("engine", None), ("kernel256", Some(256)), ("kernel512", Some(512)), ("kernel1024", Some(1024))]
+    {
         let mut lane = Lane::new(rig, shape(threads));
         lane.kernel_limits(if threads.is_some() { 64 << 10 } else { 0 });
         for (way, from, to) in ways {
@@ -30,7 +32,7 @@ pub(crate) fn table(rig: &Rig) {
 /// 4 KiB to the host, seen by the lane: the resident kernel beside an asynchronous copy and its end.
 pub(crate) fn out_by_kernel(rig: &Rig) {
     const BYTES: u32 = 4 << 10;
-    let mut lane = Lane::new(rig, shape(Some(256)));
+    let mut lane = Lane::new(rig, shape(Some(512)));
     lane.kernel_limits(BYTES);
     let stream = Stream::new(&rig.gpus[0]).expect("a stream");
     let (from, to) = (lane.source.address(), lane.host.address());

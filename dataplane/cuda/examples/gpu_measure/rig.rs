@@ -12,12 +12,18 @@ pub(crate) struct Options {
     pub(crate) pairs: usize,
     /// Copy and measure nothing: for what runs beside.
     pub(crate) load: bool,
+    /// That by resident kernels.
+    pub(crate) kernels: bool,
 }
 
 impl Options {
     pub(crate) fn from_arguments() -> Self {
         let given = |name: &str| std::env::args().any(|argument| argument == name);
-        Self { pairs: if given("--quick") { 3 } else { 15 }, load: given("--load") }
+        Self {
+            pairs: if given("--quick") { 3 } else { 15 },
+            load: given("--load"),
+            kernels: given("--kernels"),
+        }
     }
 }
 

@@ -180,9 +180,13 @@ fn rate(bytes: u64, mut messages: impl FnMut()) -> f64 {
     gigabits(bytes, start.elapsed().as_secs_f64())
 }
 
-/// Copies while the last line read was `on`, until the input ends; answers each line.
+/// Copies while the last line read was `on`, until the input ends; answers each line. Large messages by copy engines, or
+/// small ones by resident kernels.
 pub(crate) fn load(rig: &Rig) {
-    let mut lane = Lane::new(rig, shape(None));
+    let kernels = rig.options.kernels;
+    let mut lane = Lane::new(rig, shape(kernels.then_some(512)));
+    lane.kernel_limits(if kernels { 4 << 10 } else { 0 });
+    let bytes = if kernels { 4 << 10 } else { BYTES_MAX };
     let (on, end) = (Word::new(0), Word::new(0));
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -196,8 +200,11 @@ pub(crate) fn load(rig: &Rig) {
         });
         while end.load_acquire() == 0 {
             if on.load_acquire() == 1 {
-                ours(&mut lane, BYTES_MAX, 1, false);
+                lane.copier.resume_kernels();
+                ours(&mut lane, bytes, 1, false);
             } else {
+                // Idle in both ways: no copy, and no kernel on the GPU.
+                lane.copier.pause_kernels();
                 std::thread::sleep(Duration::from_millis(1));
             }
         }
@@ -208,7 +215,7 @@ pub(crate) fn load(rig: &Rig) {
 pub(crate) fn alone(rig: &Rig) {
     for (name, bytes, threads, count, goal) in [
         ("staged in the node, 4 KiB alone, copy engines", 4 << 10, None, 2000, 1.15),
-        ("staged in the node, 4 KiB alone, resident kernels", 4 << 10, Some(256), 2000, 0.65),
+        ("staged in the node, 4 KiB alone, resident kernels", 4 << 10, Some(512), 2000, 0.65),
         ("staged in the node, 1 MiB alone", 1 << 20, None, 500, 1.15),
         ("staged in the node, 16 MiB alone", 16 << 20, None, 100, 1.15),
     ] {
