@@ -111,6 +111,9 @@ pub(crate) struct Sweep {
     /// Sizes of transfers; K, M, G are powers of 1024
     #[arg(long, value_name = "SIZES", default_value = "4K,64K,1M,16M", value_delimiter = ',', value_parser = size)]
     pub(crate) sizes: Vec<u64>,
+    /// Write to the peer, or read from it
+    #[arg(long, value_enum, default_value_t = Operation::Write)]
+    pub(crate) operation: Operation,
     /// Routes, as SEND-RECEIVE of auto, staged and direct; `auto`; or `all` for the four forced ones
     #[arg(long, value_name = "ROUTES", default_value = "all", value_delimiter = ',')]
     pub(crate) routes: Vec<RouteList>,
@@ -160,6 +163,22 @@ pub(crate) struct VerbsRaw {
 pub(crate) struct MakeModel {
     /// The file to write
     pub(crate) file: PathBuf,
+}
+
+/// Which way a sweep moves data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Operation {
+    Write,
+    Read,
+}
+
+impl Operation {
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Write => "write",
+            Self::Read => "read",
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -112,6 +112,8 @@ pub(crate) enum Command {
     Digest { count: u64 },
     /// Compare with the pattern; the last iteration of each slot follows.
     Verify(crate::pattern::Spec),
+    /// Poison the payload, then fill the slots with the pattern and with this stamp: to be read.
+    Fill(crate::pattern::Spec),
     /// Forget this sender.
     Leave,
 }
@@ -124,6 +126,7 @@ impl Command {
             Self::Digest { count } => &[2, *count],
             Self::Verify(spec) => &[3, spec.bytes, spec.slots, spec.seed, u64::from(spec.poison)],
             Self::Leave => &[4],
+            Self::Fill(spec) => &[5, spec.bytes, spec.slots, spec.seed, u64::from(spec.poison)],
         };
         words[0] = MAGIC;
         words[1] = sequence;
@@ -137,16 +140,16 @@ impl Command {
             return None;
         }
         let byte = |word: u64| u8::try_from(word).ok();
+        let spec = || {
+            let (bytes, slots, seed) = (words[3], words[4], words[5]);
+            Some(crate::pattern::Spec { bytes, slots, seed, poison: byte(words[6])? })
+        };
         let command = match words[2] {
             1 => Self::Poison { bytes: words[3], byte: byte(words[4])? },
             2 => Self::Digest { count: words[3] },
-            3 => Self::Verify(crate::pattern::Spec {
-                bytes: words[3],
-                slots: words[4],
-                seed: words[5],
-                poison: byte(words[6])?,
-            }),
+            3 => Self::Verify(spec()?),
             4 => Self::Leave,
+            5 => Self::Fill(spec()?),
             _ => return None,
         };
         Some((command, words[1]))
@@ -246,6 +249,7 @@ mod tests {
             Command::Poison { bytes: 1 << 40, byte: 0xa5 },
             Command::Digest { count: 3 },
             Command::Verify(spec),
+            Command::Fill(spec),
             Command::Leave,
         ];
         for command in commands {

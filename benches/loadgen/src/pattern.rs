@@ -15,6 +15,8 @@ const PAGE_BYTES: u64 = 4096;
 const STAMP_BYTES: usize = 8;
 /// What the last iteration of a slot says that nothing was written to.
 pub(crate) const NEVER: u64 = u64::MAX;
+/// Stamp of slots that were filled to be read.
+pub(crate) const FILLED: u64 = 0;
 /// Bytes compared at a time.
 const STEP_BYTES: usize = 64 << 10;
 
@@ -35,6 +37,15 @@ pub(crate) struct Verdict {
     pub(crate) wrong_bytes: u64,
     /// Offset, expected and found of the first wrong byte.
     pub(crate) first: Option<(u64, u8, u8)>,
+}
+
+impl Verdict {
+    /// The first wrong byte in words; empty if there is none.
+    pub(crate) fn text(&self) -> String {
+        self.first.map_or_else(String::new, |(offset, expected, found)| {
+            format!("first at offset {offset}: expected {expected:#04x}, found {found:#04x}")
+        })
+    }
 }
 
 impl Spec {

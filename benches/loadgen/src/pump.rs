@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
-use railhead_client::{Completion, Leg, Port, Write, outcome};
+use railhead_client::{Completion, Full, Leg, Port, Read, Write, outcome};
 
 use crate::error::{BenchError, Result};
 
@@ -105,13 +105,35 @@ impl Tally {
     }
 }
 
+/// What a pump submits.
+pub(crate) enum Work {
+    Write(Write),
+    Read(Read),
+}
+
+impl Work {
+    const fn cookie(&self) -> u64 {
+        match self {
+            Self::Write(write) => write.cookie,
+            Self::Read(read) => read.cookie,
+        }
+    }
+
+    fn submit(&self, port: &mut Port) -> core::result::Result<(), Full> {
+        match self {
+            Self::Write(write) => port.submit(write),
+            Self::Read(read) => port.submit_read(read),
+        }
+    }
+}
+
 /// Submits what `next` gives, with up to `outstanding` in flight, until it gives nothing more and all have completed.
 /// Cookies are numbers below `cookies`, none in flight twice. `next` gets the time of its batch.
 pub(crate) fn pump(
     port: &mut Port,
     outstanding: usize,
     cookies: usize,
-    mut next: impl FnMut(Instant) -> Result<Option<Write>>,
+    mut next: impl FnMut(Instant) -> Result<Option<Work>>,
     mut done: impl FnMut(&Completion, Duration),
 ) -> Result<()> {
     let mut started = vec![Instant::now(); cookies];
@@ -120,12 +142,12 @@ pub(crate) fn pump(
     loop {
         let now = Instant::now();
         while !exhausted && port.in_flight() < outstanding && port.room() > 0 {
-            let Some(write) = next(now)? else {
+            let Some(work) = next(now)? else {
                 exhausted = true;
                 break;
             };
-            started[write.cookie as usize] = now;
-            if port.submit(&write).is_err() {
+            started[work.cookie() as usize] = now;
+            if work.submit(port).is_err() {
                 return Err(BenchError::Wrong("a port with room refused a submission as full".to_owned()));
             }
         }
@@ -149,7 +171,7 @@ pub(crate) fn pump(
 
 /// One transfer from submission to completion.
 pub(crate) fn transfer(port: &mut Port, write: Write, doing: &str) -> Result<Completion> {
-    let mut only = Some(Write { cookie: 0, ..write });
+    let mut only = Some(Work::Write(Write { cookie: 0, ..write }));
     let mut last = Completion::default();
     pump(port, 1, 1, |_| Ok(only.take()), |completion, _| last = *completion)?;
     match outcome(&last) {

@@ -12,7 +12,7 @@ use crate::digest::DIGEST_BYTES;
 use crate::error::{BenchError, Result};
 use crate::exchange::{Areas, Command, HEAD_BYTES};
 use crate::model::Model;
-use crate::pump::{Tally, pump};
+use crate::pump::{Tally, Work, pump};
 use crate::report::{Figures, bytes_text, publish, time_text};
 use crate::sink::{Sink, attach, take_port};
 
@@ -178,7 +178,7 @@ fn push_tensors(
     let mut tally = Tally::new();
     let mut tensors = model.tensors.iter().enumerate();
     let next = |_| {
-        Ok(tensors.next().map(|(index, tensor)| Write {
+        let write = |(index, tensor): (usize, &crate::model::Tensor)| Write {
             cookie: index as u64,
             local: sink.source.handle(),
             local_offset: tensor.offset,
@@ -189,7 +189,8 @@ fn push_tensors(
             send_leg: options.route.send,
             receive_leg: options.route.receive,
             ..Write::default()
-        }))
+        };
+        Ok(tensors.next().map(write).map(Work::Write))
     };
     pump(port, connection.outstanding as usize, model.tensors.len(), next, |completion, latency| {
         tally.add(completion, latency);

@@ -13,7 +13,7 @@ use crate::args::Serve;
 use crate::digest;
 use crate::error::{BenchError, Result};
 use crate::exchange::{Areas, Command, HEAD_BYTES, HEAD_WORDS, Join, Reply, SLOTS, read_words, write_words};
-use crate::pattern::Spec;
+use crate::pattern::{FILLED, Spec};
 use crate::pump;
 use crate::report::say;
 
@@ -192,6 +192,7 @@ impl Server<'_> {
             Command::Poison { bytes, byte } => poison(guest, bytes, byte),
             Command::Digest { count } => digests(guest, count),
             Command::Verify(spec) => verify(guest, &spec),
+            Command::Fill(spec) => fill(guest, &spec),
             Command::Leave => Ok((Reply::done(0), Vec::new())),
         };
         let (reply, payload) = answer.unwrap_or_else(|text| (Reply::refused(0, text), Vec::new()));
@@ -256,6 +257,16 @@ fn poison(guest: &Guest, bytes: u64, byte: u8) -> Answer {
     Ok((Reply::done(0), Vec::new()))
 }
 
+fn fill(guest: &Guest, spec: &Spec) -> Answer {
+    let bytes = Spec::total_bytes(spec.bytes, spec.slots).ok_or("the slots leave any memory")?;
+    poison(guest, bytes, spec.poison)?;
+    for slot in 0..spec.slots {
+        let filled = spec.fill(&guest.data, slot).and_then(|()| spec.stamp(&guest.data, slot, FILLED));
+        filled.map_err(|error| error.to_string())?;
+    }
+    Ok((Reply::done(0), Vec::new()))
+}
+
 /// Words that follow a command, if they fit its area.
 fn extra(guest: &Guest, count: Option<u64>) -> core::result::Result<Vec<u64>, String> {
     let room = (guest.areas.command_bytes - HEAD_BYTES) / 8;
@@ -287,9 +298,7 @@ fn verify(guest: &Guest, spec: &Spec) -> Answer {
         return Err("the slots leave the payload".to_owned());
     }
     let verdict = spec.verify(&guest.data, &last).map_err(|error| error.to_string())?;
-    let text = verdict.first.map_or_else(String::new, |(offset, expected, found)| {
-        format!("first at offset {offset}: expected {expected:#04x}, found {found:#04x}")
-    });
+    let text = verdict.text();
     let figures = [verdict.checked_bytes, verdict.wrong_bytes];
     Ok((Reply { figures, text, ..Reply::done(0) }, Vec::new()))
 }

@@ -4,8 +4,8 @@ use std::hash::{BuildHasher, Hasher};
 use std::time::{Duration, Instant};
 
 use railhead_client::{
-    AttachOptions, Code, Events, Port, Region, RegionOptions, Remote, Session, SessionError, SessionEvent,
-    Write,
+    ACCESS_READ, ACCESS_WRITE, AttachOptions, Code, Events, Port, Region, RegionOptions, Remote, Session,
+    SessionError, SessionEvent, Write,
 };
 
 use crate::args::Connection;
@@ -91,7 +91,7 @@ impl Sink {
         };
         let slot = (nonce % SLOTS) * HEAD_BYTES;
         let (reply, _) = sink.ask(port, &join.encode(), slot, nonce, "the answer to the join")?;
-        let data = session.open(&connection.to, &reply.region);
+        let data = session.open_for(&connection.to, &reply.region, ACCESS_READ | ACCESS_WRITE);
         let data = data.map_err(BenchError::session(format!("open data region of {node}")))?;
         // Only for its events' sake was the request region needed.
         session.close(requests.handle()).map_err(BenchError::session("close request region"))?;

@@ -4,21 +4,22 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use railhead_client::{Port, Region, Write};
+use railhead_client::{Port, Read, Region, Write};
 use serde::Serialize;
 
-use crate::args::{Route, Sweep};
+use crate::args::{Operation, Route, Sweep};
 use crate::cpu;
 use crate::error::{BenchError, Result};
 use crate::exchange::{Areas, Command, HEAD_BYTES};
-use crate::pattern::{NEVER, Spec};
-use crate::pump::{Tally, pump};
+use crate::pattern::{FILLED, NEVER, Spec};
+use crate::pump::{Tally, Work, pump};
 use crate::report::{Figures, Share, columns, publish, size_text, time_text};
 use crate::sink::{Sink, attach, take_port};
 
 #[derive(Debug, Serialize)]
 struct Report {
     command: &'static str,
+    operation: &'static str,
     from: String,
     to: String,
     outstanding: u32,
@@ -52,7 +53,9 @@ struct Row {
 #[derive(Clone, Copy)]
 struct Job<'a> {
     spec: Spec,
+    /// What is written from, or read into.
     source: &'a Region,
+    operation: Operation,
     template: Write,
     outstanding: usize,
     /// Number of the first transfer.
@@ -77,6 +80,7 @@ pub(crate) fn run(options: &Sweep) -> Result<()> {
     let aborted = measure_all(options, &routes, &mut sink, &mut ports, &mut rows).err();
     let report = Report {
         command: "sweep",
+        operation: options.operation.name(),
         from: session.node().to_owned(),
         to: connection.to.clone(),
         outstanding: connection.outstanding,
@@ -162,9 +166,15 @@ fn measure(options: &Sweep, spec: Spec, route: Route, sink: &mut Sink, ports: &m
     let connection = &options.connection;
     let outside = |error: railhead_client::OutOfRange| BenchError::Wrong(error.to_string());
     let bytes = spec.slot_at(spec.slots);
-    sink.command(&mut ports[0], &Command::Poison { bytes, byte: spec.poison }, &[])?;
-    for slot in 0..spec.slots {
-        spec.fill(&sink.source, slot).map_err(outside)?;
+    let is_read = options.operation == Operation::Read;
+    if is_read {
+        sink.command(&mut ports[0], &Command::Fill(spec), &[])?;
+        sink.source.fill(0, bytes, spec.poison).map_err(outside)?;
+    } else {
+        sink.command(&mut ports[0], &Command::Poison { bytes, byte: spec.poison }, &[])?;
+        for slot in 0..spec.slots {
+            spec.fill(&sink.source, slot).map_err(outside)?;
+        }
     }
     let template = Write {
         local: sink.source.handle(),
@@ -181,6 +191,7 @@ fn measure(options: &Sweep, spec: Spec, route: Route, sink: &mut Sink, ports: &m
     let warm = Job {
         spec,
         source: &sink.source,
+        operation: options.operation,
         template,
         outstanding: connection.outstanding as usize,
         first: 0,
@@ -199,15 +210,20 @@ fn measure(options: &Sweep, spec: Spec, route: Route, sink: &mut Sink, ports: &m
         *last = newest;
     }
     tally.blame(&warm_tally);
-    let (reply, _) = sink.command(&mut ports[0], &Command::Verify(spec), &last)?;
-    let [checked_bytes, wrong_bytes] = reply.figures;
+    let ([checked_bytes, wrong_bytes], first) = if is_read {
+        let verdict = spec.verify(&sink.source, &last).map_err(outside)?;
+        ([verdict.checked_bytes, verdict.wrong_bytes], verdict.text())
+    } else {
+        let (reply, _) = sink.command(&mut ports[0], &Command::Verify(spec), &last)?;
+        (reply.figures, reply.text)
+    };
     Ok(Row {
         size_bytes: spec.bytes,
         route: route.name(),
         figures: Figures::new(&tally, elapsed, (!connection.cpu_of.is_empty()).then_some(cpu)),
         checked_bytes,
         wrong_bytes,
-        first_wrong: (wrong_bytes > 0).then_some(reply.text),
+        first_wrong: (wrong_bytes > 0).then_some(first),
         verified: wrong_bytes == 0 && tally.error_count() == 0 && checked_bytes == bytes,
     })
 }
@@ -248,17 +264,39 @@ fn run_port(job: &Job<'_>, port: &mut Port, slots: std::ops::Range<u64>) -> Resu
         }
         let Some(slot) = free.borrow_mut().pop_front() else { return Ok(None) };
         let at = job.spec.slot_at(slots.start + slot);
-        let stamped = job.spec.stamp(job.source, slots.start + slot, job.first + made);
+        let write = Write { cookie: slot, local_offset: at, remote_offset: at, ..job.template };
+        // What is read into says that nothing came, until it comes.
+        let (stamp, expected, work) = match job.operation {
+            Operation::Write => (job.first + made, job.first + made, Work::Write(write)),
+            Operation::Read => (NEVER, FILLED, Work::Read(read_of(&write))),
+        };
+        let stamped = job.spec.stamp(job.source, slots.start + slot, stamp);
         stamped.map_err(|error| BenchError::Wrong(error.to_string()))?;
-        last[slot as usize] = job.first + made;
+        last[slot as usize] = expected;
         made += 1;
-        Ok(Some(Write { cookie: slot, local_offset: at, remote_offset: at, ..job.template }))
+        Ok(Some(work))
     };
     pump(port, job.outstanding, count, next, |completion, latency| {
         tally.add(completion, latency);
         free.borrow_mut().push_back(completion.cookie);
     })?;
     Ok((tally, last))
+}
+
+/// The read of the same places, by the same legs.
+const fn read_of(write: &Write) -> Read {
+    Read {
+        cookie: write.cookie,
+        local: write.local,
+        local_offset: write.local_offset,
+        remote: write.remote,
+        remote_offset: write.remote_offset,
+        bytes: write.bytes,
+        class: write.class,
+        send_leg: write.send_leg,
+        receive_leg: write.receive_leg,
+        deadline_us: write.deadline_us,
+    }
 }
 
 /// Hidden when standard error is no terminal.
@@ -310,7 +348,8 @@ fn text(report: &Report) -> String {
     let buffers =
         report.cold_bytes.map_or_else(|| "hot".to_owned(), |bytes| format!("cold ({})", size_text(bytes)));
     let mut text = format!(
-        "sweep from {} to {}: {} outstanding on {} ports, class {}, buffers {buffers}\n{}",
+        "{} sweep from {} to {}: {} outstanding on {} ports, class {}, buffers {buffers}\n{}",
+        report.operation,
         report.from,
         report.to,
         report.outstanding,

@@ -235,3 +235,29 @@ fn two_nodes_read_from_each_other_at_once() {
     drop(sides);
     cluster.stop();
 }
+
+/// The load generator reads, and verifies what it has read.
+#[test]
+fn a_sweep_reads_and_verifies() {
+    let cluster = Cluster::pair();
+    let bench = railhead_system::binary("railhead-bench");
+    let mut serve = std::process::Command::new(&bench);
+    serve.args(["serve", "--once", "--socket"]).arg(cluster.b().session_socket());
+    let log = cluster.b().file().with_extension("serve.log");
+    let mut serving = railhead_system::Process::start("serve", &mut serve, &log);
+    let mut sweep = std::process::Command::new(&bench);
+    sweep.args(["sweep", "--operation", "read", "--sizes", "1,4097,300K", "--iterations", "200"]);
+    sweep.args(["--to", "b", "--json", "-", "--socket"]).arg(cluster.a().session_socket());
+    let ended = railhead_system::run(&mut sweep, LIMIT);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let report: serde_json::Value = serde_json::from_str(&ended.out).unwrap();
+    assert_eq!((&report["operation"], &report["verified"]), (&"read".into(), &true.into()), "{report}");
+    let rows = report["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 12, "three sizes by four routes");
+    for row in rows {
+        let routes = row["routes"].as_object().unwrap();
+        assert_eq!(routes.keys().collect::<Vec<_>>(), [row["route"].as_str().unwrap()], "{row}");
+    }
+    assert!(serving.wait(LIMIT).success());
+    cluster.stop();
+}
