@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use railhead_abi::Code;
+use railhead_abi::observe::EventCode;
 use railhead_abi::segment::{COPY_THREAD_OFF, COPY_THREAD_ON, COPY_THREAD_SHORT};
 use railhead_abi::settings::Settings;
 use railhead_config::{CopyThreads, Dataplane};
@@ -11,6 +12,7 @@ use railhead_host::{CopyThread, Helper, copy_thread};
 use railhead_ring::Word;
 
 use crate::error::StartError;
+use crate::events::{Event, EventLog};
 use crate::machine::Cores;
 use crate::{allocator, clock, machine};
 
@@ -43,6 +45,15 @@ impl Copies {
             CopyThreads::Off => Self::Lanes,
             CopyThreads::Auto if cores >= needed => Self::Threads,
             CopyThreads::Auto => Self::Short { needed },
+        }
+    }
+
+    /// Says why lanes copy themselves although the configuration would let threads do it.
+    pub(crate) fn report(self, lanes: usize, cores: usize, events: &EventLog) {
+        if let Self::Short { needed } = self {
+            let text = format!("{cores} cores for {lanes} lane(s); copy threads need {needed}");
+            let event = Event::new(EventCode::CopyThreadsOff).reason(Code::CoresShort).text(text);
+            events.emit(event.figures(cores as u64, needed as u64));
         }
     }
 

@@ -24,7 +24,6 @@ use railhead_tcp::channel::Keys;
 use crate::acceptor::Acceptor;
 use crate::admin::AdminDesk;
 use crate::admin::command::Commands;
-use crate::copies::Copies;
 use crate::endpoint::{Endpoint, StateLock};
 use crate::error::StartError;
 use crate::events::{Event, EventLog};
@@ -352,11 +351,7 @@ impl LaneThreads {
             events
                 .emit(Event::new(EventCode::LanesExceedCores).figures(lanes as u64, cores as u64).text(text));
         }
-        if let Copies::Short { needed } = plan.copies() {
-            let text = format!("{cores} cores for {lanes} lane(s); copy threads need {needed}");
-            let event = Event::new(EventCode::CopyThreadsOff).reason(Code::CoresShort).text(text);
-            events.emit(event.figures(cores as u64, needed as u64));
-        }
+        plan.copies().report(lanes, cores, events);
         if let Some(limit) = machine::memlock_limit().filter(|limit| *limit < bytes) {
             tracing::info!(
                 limit,

@@ -219,10 +219,7 @@ impl LaneSetup {
         let remote = Both::new(tcp, verbs, rdma_first);
         let mut fabric =
             Both::new(LocalFabric::new(self.local()), remote, ConnectionIndex(connections::LOCAL));
-        let mut copier = match helper {
-            Some(helper) => HostCopier::with_helper(self.copier(), helper),
-            None => HostCopier::new(self.copier()),
-        };
+        let mut copier = self.copier(helper);
         let peers = u64::MAX;
         let entry = RegionEntry { span: arena.clone(), epoch: self.pool_epoch, access: ACCESS_WRITE, peers };
         fabric.first.install(RegionIndex::ARENA, self.pool_epoch, arena.clone(), ACCESS_WRITE);
@@ -302,8 +299,13 @@ impl LaneSetup {
         }
     }
 
-    fn copier(&self) -> CopierConfig {
-        CopierConfig { regions: REGIONS as u32, copies: COPIES, slice_bytes: self.bytes(Setting::SliceBytes) }
+    fn copier(&self, helper: Option<Helper>) -> HostCopier {
+        let slice_bytes = self.bytes(Setting::SliceBytes);
+        let config = CopierConfig { regions: REGIONS as u32, copies: COPIES, slice_bytes };
+        match helper {
+            Some(helper) => HostCopier::with_helper(config, helper),
+            None => HostCopier::new(config),
+        }
     }
 
     fn engine(&self) -> EngineConfig {
