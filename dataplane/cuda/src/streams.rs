@@ -250,11 +250,16 @@ impl Queues for StreamQueues {
     }
 
     fn mark(&mut self, queue: usize, value: u64) -> Result<(), CudaError> {
+        if matches!(self.servers[queue], Server::Kernel(_)) {
+            return Ok(());
+        }
+        // Nothing may have been copied before, and another GPU's context be current.
+        self.make_current(self.infos[queue].gpu)?;
         let Server::Stream { stream, word } = &self.servers[queue] else { return Ok(()) };
         let address = self.words.device_address(*word);
         let api = stream.gpu().api();
-        // SAFETY: a word of ours that lives until the stream has ended; the context is current since the copy before. The
-        // write waits for all copies before it, with what they wrote visible (no flag says otherwise).
+        // SAFETY: a word of ours that lives until the stream has ended; its context is current. The write waits for all
+        // copies before it, with what they wrote visible (no flag says otherwise).
         let status = unsafe { (api.stream_write_64)(stream.raw(), address, value, 0) };
         api.check("cuStreamWriteValue64", status)
     }
