@@ -264,7 +264,7 @@ fn sockets(config: &Config) -> Result<(), Problem> {
 
 /// The settings among themselves and against the pool. Whether a core exists is for the machine to say.
 fn settings(config: &Config) -> Result<(), Problem> {
-    config.settings.validate(&config.limits([u64::MAX; 16])).map_err(|refusal| {
+    config.settings.validate(&config.limits([u64::MAX; 16], u64::MAX)).map_err(|refusal| {
         let key = Key::of_word(refusal.word);
         let name = key.map_or_else(|| "?".to_owned(), Key::name);
         let value = key.map(|key| key.read(&config.settings).to_string()).unwrap_or_default();

@@ -301,8 +301,8 @@ impl Config {
 
     /// What settings of this node are validated against.
     #[must_use]
-    pub const fn limits(&self, cores: [u64; 16]) -> Limits {
-        Limits { large_block_bytes: self.pool.large_bytes, lanes: self.dataplane.lanes, cores }
+    pub const fn limits(&self, cores: [u64; 16], numa_nodes: u64) -> Limits {
+        Limits { large_block_bytes: self.pool.large_bytes, lanes: self.dataplane.lanes, cores, numa_nodes }
     }
 
     /// Checks other peers in place of those of the file, against each other and the rest of the configuration.

@@ -194,5 +194,7 @@ pub fn table() -> String {
         );
     }
     row("settings.lanes.N.core", "core", "(not pinned)", "live", Key::LaneCore(0).text());
+    row("settings.lanes.N.numa_node", "NUMA node", "(not moved)", "live", Key::LaneNode(0).text());
+    row("settings.lanes.N.pool_numa_node", "NUMA node", "(not moved)", "live", Key::LanePoolNode(0).text());
     out
 }

@@ -3,15 +3,22 @@
 use std::fmt;
 
 use railhead_abi::Code;
-use railhead_abi::settings::{FIELDS, Kind, LANE_CORE_WORD, LANES_MAX, SETTINGS_WORDS, Setting, Settings};
+use railhead_abi::settings::{
+    FIELDS, Kind, LANE_CORE_WORD, LANE_NODE_WORD, LANE_POOL_NODE_WORD, LANES_MAX, SETTINGS_WORDS, Setting,
+    Settings,
+};
 
-/// A setting by name: one of the fixed ones, or a lane's core.
+/// A setting by name: one of the fixed ones, or one of a lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Key {
     /// One of [`FIELDS`].
     Fixed(Setting),
     /// `lanes.N.core`, N below [`LANES_MAX`].
     LaneCore(usize),
+    /// `lanes.N.numa_node`.
+    LaneNode(usize),
+    /// `lanes.N.pool_numa_node`.
+    LanePoolNode(usize),
 }
 
 /// A value as it came in, whatever the notation was.
@@ -34,7 +41,7 @@ pub enum Value {
     Number(u64),
     /// One of the setting's names.
     Name(&'static str),
-    /// Not set: a lane that is not pinned.
+    /// Not set: a lane that is not pinned, or lies anywhere.
     Unset,
 }
 
@@ -78,9 +85,11 @@ impl Key {
             return Ok(Self::Fixed(*setting));
         }
         let refuse = |code, what| Err(Refused { code, field: name.to_owned(), what });
-        if let Some(lane) = name.strip_prefix("lanes.").and_then(|rest| rest.strip_suffix(".core")) {
+        let of_lane = name.strip_prefix("lanes.").and_then(|rest| rest.split_once('.'));
+        let of_lane = of_lane.and_then(|(lane, rest)| Some((lane, Self::of_lane(rest)?)));
+        if let Some((lane, key)) = of_lane {
             return match lane.parse::<usize>() {
-                Ok(lane) if lane < LANES_MAX => Ok(Self::LaneCore(lane)),
+                Ok(lane) if lane < LANES_MAX => Ok(key(lane)),
                 _ => refuse(
                     Code::SettingLaneAbsent,
                     format!("`{lane}` is not a lane: lanes are 0 to {}", LANES_MAX - 1),
@@ -105,7 +114,9 @@ impl Key {
     #[must_use]
     pub fn of_word(word: usize) -> Option<Self> {
         match word {
-            LANE_CORE_WORD..SETTINGS_WORDS => Some(Self::LaneCore(word - LANE_CORE_WORD)),
+            LANE_CORE_WORD..LANE_NODE_WORD => Some(Self::LaneCore(word - LANE_CORE_WORD)),
+            LANE_NODE_WORD..LANE_POOL_NODE_WORD => Some(Self::LaneNode(word - LANE_NODE_WORD)),
+            LANE_POOL_NODE_WORD..SETTINGS_WORDS => Some(Self::LanePoolNode(word - LANE_POOL_NODE_WORD)),
             _ => {
                 FIELDS.iter().find(|setting| **setting as usize == word).map(|setting| Self::Fixed(*setting))
             }
@@ -118,6 +129,18 @@ impl Key {
             .iter()
             .map(|setting| Self::Fixed(*setting))
             .chain((0..lanes.min(LANES_MAX)).map(Self::LaneCore))
+            .chain((0..lanes.min(LANES_MAX)).map(Self::LaneNode))
+            .chain((0..lanes.min(LANES_MAX)).map(Self::LanePoolNode))
+    }
+
+    /// The key of one lane's setting, by the last part of its name.
+    fn of_lane(last: &str) -> Option<fn(usize) -> Self> {
+        match last {
+            "core" => Some(Self::LaneCore),
+            "numa_node" => Some(Self::LaneNode),
+            "pool_numa_node" => Some(Self::LanePoolNode),
+            _ => None,
+        }
     }
 
     /// The word of a snapshot that holds it.
@@ -126,6 +149,8 @@ impl Key {
         match self {
             Self::Fixed(setting) => setting as usize,
             Self::LaneCore(lane) => LANE_CORE_WORD + lane,
+            Self::LaneNode(lane) => LANE_NODE_WORD + lane,
+            Self::LanePoolNode(lane) => LANE_POOL_NODE_WORD + lane,
         }
     }
 
@@ -135,6 +160,8 @@ impl Key {
         match self {
             Self::Fixed(setting) => setting.info().name.to_owned(),
             Self::LaneCore(lane) => format!("lanes.{lane}.core"),
+            Self::LaneNode(lane) => format!("lanes.{lane}.numa_node"),
+            Self::LanePoolNode(lane) => format!("lanes.{lane}.pool_numa_node"),
         }
     }
 
@@ -147,6 +174,7 @@ impl Key {
                 Kind::Choice(_) => "",
             },
             Self::LaneCore(_) => "core",
+            Self::LaneNode(_) | Self::LanePoolNode(_) => "NUMA node",
         }
     }
 
@@ -156,6 +184,12 @@ impl Key {
         match self {
             Self::Fixed(setting) => setting.info().text,
             Self::LaneCore(_) => "the core that the lane is pinned to; unset leaves it to the scheduler",
+            Self::LaneNode(_) => {
+                "where the lane's tables lie, and its pool and thread as far as nothing else is said of them; unset leaves them where they are"
+            }
+            Self::LanePoolNode(_) => {
+                "where the lane's staging blocks lie; unset follows the lane's numa_node"
+            }
         }
     }
 
@@ -168,6 +202,7 @@ impl Key {
                 Kind::Choice(names) => choices(names),
             },
             Self::LaneCore(_) => "a core that the dataplane may use, or nothing".to_owned(),
+            Self::LaneNode(_) | Self::LanePoolNode(_) => "a NUMA node with memory, or nothing".to_owned(),
         }
     }
 
@@ -176,7 +211,7 @@ impl Key {
     pub fn read(self, settings: &Settings) -> Value {
         match self {
             Self::Fixed(setting) => self.value_of(settings.get(setting)),
-            Self::LaneCore(lane) => settings.lane_core(lane).map_or(Value::Unset, Value::Number),
+            _ => self.value_of(settings.words[self.word()]),
         }
     }
 
@@ -191,7 +226,7 @@ impl Key {
                     .and_then(|place| names.get(place))
                     .map_or(Value::Number(word), |name| Value::Name(name)),
             },
-            Self::LaneCore(_) => word.checked_sub(1).map_or(Value::Unset, Value::Number),
+            _ => word.checked_sub(1).map_or(Value::Unset, Value::Number),
         }
     }
 
@@ -218,17 +253,17 @@ impl Key {
                     .map(|place| place as u64)
                     .ok_or_else(|| self.refuse(Code::SettingRange, format_args!("\"{text}\""))),
             },
-            (Self::LaneCore(_), Given::Nothing) => Ok(0),
-            // Cores above the mask of `Limits` are refused there; here only what does not fit the word.
-            (Self::LaneCore(_), Given::Number(core)) => u64::try_from(core)
+            (Self::Fixed(_), Given::Nothing) => Err(self.refuse(Code::SettingType, "nothing")),
+            (_, Given::Other(kind)) => Err(self.refuse(Code::SettingType, kind)),
+            (_, Given::Nothing) => Ok(0),
+            // What is above the masks of `Limits` is refused there; here only what does not fit the word.
+            (_, Given::Number(number)) => u64::try_from(number)
                 .ok()
-                .and_then(|core| core.checked_add(1))
-                .ok_or_else(|| self.refuse(Code::SettingRange, core)),
-            (Self::LaneCore(_), Given::Text(text)) => {
+                .and_then(|number| number.checked_add(1))
+                .ok_or_else(|| self.refuse(Code::SettingRange, number)),
+            (_, Given::Text(text)) => {
                 Err(self.refuse(Code::SettingType, format_args!("\"{text}\", a text,")))
             }
-            (_, Given::Nothing) => Err(self.refuse(Code::SettingType, "nothing")),
-            (_, Given::Other(kind)) => Err(self.refuse(Code::SettingType, kind)),
         }
     }
 

@@ -90,6 +90,7 @@ pub fn validate(settings: &Settings, limits: &Limits) -> Result<(), Problem> {
             }
             Code::SettingLaneAbsent => format!("this node has lanes 0 to {}", limits.lanes.saturating_sub(1)),
             Code::SettingCoreAbsent => format!("the dataplane may not use core {value}"),
+            Code::SettingNodeAbsent => format!("this machine has no NUMA node {value}"),
             code => format!("{value}: {}", code.text()),
         };
         Problem { detail, ..problem }.field(key.name())

@@ -97,6 +97,8 @@ fn status_of(code: Code) -> StatusCode {
         | Code::SettingBlockBytes
         | Code::SettingCoreAbsent
         | Code::SettingLaneAbsent
+        | Code::SettingNodeAbsent
+        | Code::SettingMemoryStuck
         | Code::ConfigContradiction
         | Code::NameTaken
         | Code::PeersFull => StatusCode::CONFLICT,

@@ -83,6 +83,7 @@ fn snapshot_is_judged_against_the_node() {
         large_block_bytes: 8192,
         lanes: 2,
         cores: [0b100, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+        numa_nodes: 0b11,
     };
     let judged = |patch: Json| {
         let mut base = Settings::default();
@@ -91,12 +92,17 @@ fn snapshot_is_judged_against_the_node() {
         validate(&settings, &limits).map_err(|problem| (problem.code, problem.field.unwrap()))
     };
     assert_eq!(judged(json!({"lanes.0.core": 2})), Ok(()));
+    assert_eq!(judged(json!({"lanes": {"1": {"numa_node": 1, "pool_numa_node": 0}}})), Ok(()));
+    assert_eq!(judged(json!({"lanes.1.numa_node": null})), Ok(()));
     for (patch, code, field) in [
         (json!({"chunk_bytes": 8193}), Code::SettingBlockBytes, "chunk_bytes"),
         (json!({"slice_bytes": 300_000}), Code::SettingContradiction, "slice_bytes"),
         (json!({"lanes.0.core": 3}), Code::SettingCoreAbsent, "lanes.0.core"),
         (json!({"lanes.0.core": 5000}), Code::SettingCoreAbsent, "lanes.0.core"),
         (json!({"lanes.2.core": 2}), Code::SettingLaneAbsent, "lanes.2.core"),
+        (json!({"lanes.1.numa_node": 2}), Code::SettingNodeAbsent, "lanes.1.numa_node"),
+        (json!({"lanes.1.pool_numa_node": 64}), Code::SettingNodeAbsent, "lanes.1.pool_numa_node"),
+        (json!({"lanes.2.pool_numa_node": 0}), Code::SettingLaneAbsent, "lanes.2.pool_numa_node"),
     ] {
         assert_eq!(judged(patch), Err((code, field.to_owned())));
     }

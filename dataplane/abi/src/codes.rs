@@ -90,6 +90,8 @@ codes! {
     GenerationOld = 208, "generation_old", "the snapshot's generation is not newer than the published one", "read the settings again and repeat the change";
     EtagMismatch = 209, "etag_mismatch", "the settings changed since they were read", "GET /v1/settings, look at the change, and repeat with its ETag";
     SettingsPending = 210, "settings_pending", "not every lane has acknowledged within the time limit", "GET /v1/settings shows what is pending";
+    SettingNodeAbsent = 211, "setting_node_absent", "this machine has no NUMA node of that number", "choose one of the nodes counted in /v1/node";
+    SettingMemoryStuck = 212, "setting_memory_stuck", "memory cannot be moved to that NUMA node", "free memory or hugepages there; what a NIC has registered cannot move while the node runs";
 
     // Sessions and regions.
     VersionMismatch = 300, "version_mismatch", "the other side speaks another version", "use builds of the same version on both sides";

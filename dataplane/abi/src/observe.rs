@@ -142,6 +142,7 @@ events! {
     RdmaAbsent = 28, "rdma_absent", SEVERITY_INFO, "there is no RDMA NIC to use: peers are reached over TCP [lane plus 1; cause]";
     RailUp = 29, "rail_up", SEVERITY_INFO, "an RDMA NIC can be used, or its address changed [rail; device and address]";
     RailDown = 30, "rail_down", SEVERITY_ERROR, "an RDMA NIC cannot be used [rail; cause]";
+    MemoryMoved = 31, "memory_moved", SEVERITY_INFO, "memory of a lane was moved to another NUMA node while it ran [node, bytes; what]";
 
     SessionOpened = 40, "session_opened", SEVERITY_INFO, "a client attached [session, pid; name]";
     SessionClosed = 41, "session_closed", SEVERITY_INFO, "a client went away and all it held was given back [session, pid; name]";

@@ -7,10 +7,14 @@ use crate::codes::Code;
 
 /// Lanes that a node may have.
 pub const LANES_MAX: usize = 64;
-/// Words of a snapshot: [`FIELDS`], room to grow, then one word a lane for its core.
-pub const SETTINGS_WORDS: usize = LANE_CORE_WORD + LANES_MAX;
+/// Words of a snapshot: [`FIELDS`], room to grow, then three words a lane.
+pub const SETTINGS_WORDS: usize = LANE_POOL_NODE_WORD + LANES_MAX;
 /// First word of the lanes' cores: 0 is unpinned, else core + 1.
 pub const LANE_CORE_WORD: usize = 64;
+/// First word of the lanes' NUMA nodes: 0 is any, else node + 1.
+pub const LANE_NODE_WORD: usize = LANE_CORE_WORD + LANES_MAX;
+/// First word of the NUMA nodes of the lanes' pools: 0 follows the lane's, else node + 1.
+pub const LANE_POOL_NODE_WORD: usize = LANE_NODE_WORD + LANES_MAX;
 
 /// How a leg is chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -118,9 +122,17 @@ pub struct Limits {
     pub lanes: usize,
     /// Cores that the dataplane may use, bit n of word n / 64.
     pub cores: [u64; 16],
+    /// NUMA nodes of the machine, bit n for node n.
+    pub numa_nodes: u64,
 }
 
 impl Limits {
+    /// Whether the machine has NUMA node `node`.
+    #[must_use]
+    pub const fn has_node(&self, node: u64) -> bool {
+        node < 64 && self.numa_nodes >> node & 1 == 1
+    }
+
     /// Whether the dataplane may run on `core`.
     #[must_use]
     pub fn has_core(&self, core: u64) -> bool {
@@ -143,8 +155,11 @@ pub struct Refusal {
 /// The name of the setting in `word`, without the lane's number for per-lane words.
 #[must_use]
 pub fn name_of(word: usize) -> &'static str {
-    if word >= LANE_CORE_WORD {
-        return "lanes.N.core";
+    match word {
+        LANE_POOL_NODE_WORD.. => return "lanes.N.pool_numa_node",
+        LANE_NODE_WORD.. => return "lanes.N.numa_node",
+        LANE_CORE_WORD.. => return "lanes.N.core",
+        _ => {}
     }
     FIELDS.iter().find(|setting| **setting as usize == word).map_or("unknown", |setting| setting.info().name)
 }
@@ -192,6 +207,20 @@ impl Settings {
         }
     }
 
+    /// The NUMA node that `lane` shall be on: its tables, its thread unless that has a core, and its pool unless that has a
+    /// node of its own.
+    #[must_use]
+    pub fn lane_node(&self, lane: usize) -> Option<u64> {
+        self.words.get(LANE_NODE_WORD + lane).and_then(|word| word.checked_sub(1))
+    }
+
+    /// The NUMA node that the pool of `lane` shall be on.
+    #[must_use]
+    pub fn lane_pool_node(&self, lane: usize) -> Option<u64> {
+        let own = self.words.get(LANE_POOL_NODE_WORD + lane).and_then(|word| word.checked_sub(1));
+        own.or_else(|| self.lane_node(lane))
+    }
+
     /// The mode of a leg setting; values are validated before, so anything odd is `Auto`.
     #[must_use]
     pub const fn mode(&self, setting: Setting) -> Mode {
@@ -236,14 +265,20 @@ impl Settings {
         if self.get(Setting::SliceBytes) > self.get(Setting::CoalesceBytes) {
             return Err(Refusal { word: Setting::SliceBytes as usize, code: Code::SettingContradiction });
         }
-        for lane in 0..LANES_MAX {
-            let Some(core) = self.lane_core(lane) else { continue };
-            let word = LANE_CORE_WORD + lane;
-            if lane >= limits.lanes {
+        self.validate_lanes(limits)
+    }
+
+    fn validate_lanes(&self, limits: &Limits) -> Result<(), Refusal> {
+        for word in LANE_CORE_WORD..SETTINGS_WORDS {
+            let Some(value) = self.words[word].checked_sub(1) else { continue };
+            if (word - LANE_CORE_WORD) % LANES_MAX >= limits.lanes {
                 return Err(Refusal { word, code: Code::SettingLaneAbsent });
             }
-            if !limits.has_core(core) {
+            if word < LANE_NODE_WORD && !limits.has_core(value) {
                 return Err(Refusal { word, code: Code::SettingCoreAbsent });
+            }
+            if word >= LANE_NODE_WORD && !limits.has_node(value) {
+                return Err(Refusal { word, code: Code::SettingNodeAbsent });
             }
         }
         Ok(())

@@ -38,6 +38,7 @@ mod machine;
 mod node;
 mod notices;
 mod peers;
+mod places;
 mod plan;
 mod rdma;
 mod registrar;

@@ -57,6 +57,11 @@ impl Cores {
         let entries = fs::read_dir(format!("/sys/devices/system/cpu/cpu{core}")).ok()?;
         let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
         let node = names.filter_map(|name| name.strip_prefix("node")?.parse::<u32>().ok()).next()?;
+        Self::of_node(node)
+    }
+
+    /// All cores of a NUMA node, if the kernel says so.
+    pub(crate) fn of_node(node: u32) -> Option<Self> {
         let list = fs::read_to_string(format!("/sys/devices/system/node/node{node}/cpulist")).ok()?;
         Self::parse(list.trim())
     }
@@ -108,6 +113,11 @@ pub(crate) fn numa_nodes() -> u32 {
         number.is_some_and(|number| number.parse::<u32>().is_ok())
     });
     u32::try_from(nodes.count()).unwrap_or(1).max(1)
+}
+
+/// The NUMA nodes as settings are checked against them: bit n for node n.
+pub(crate) fn numa_mask() -> u64 {
+    1u64.checked_shl(numa_nodes()).map_or(u64::MAX, |bit| bit - 1)
 }
 
 /// The limit on locked memory in bytes; `None` means that there is none.

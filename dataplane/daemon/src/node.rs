@@ -35,6 +35,7 @@ use crate::notices::Notices;
 use crate::peers::data::pool_epoch;
 use crate::peers::directory::{Directory, PeerName};
 use crate::peers::{Identity, Peers};
+use crate::places::Places;
 use crate::plan::Plan;
 use crate::rdma::{Opened, Rdma};
 use crate::registrar::Registrar;
@@ -177,6 +178,7 @@ impl Node {
             limits: plan.limits,
             allowed: plan.allowed,
             copy_cores: plan.config.dataplane.copy_cores.clone(),
+            places: Places::new(started.ready.into_iter().map(|lane| lane.places).collect()),
             segment: &segment,
             prepared,
             current,

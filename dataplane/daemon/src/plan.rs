@@ -9,7 +9,7 @@ use railhead_memory::{ArenaConfig, Policy};
 use crate::copies::Copies;
 use crate::error::StartError;
 use crate::lane::connections::Map;
-use crate::machine::Cores;
+use crate::machine::{self, Cores};
 use crate::settings::StartSettings;
 
 /// A client gets one descriptor for each lane, and two more, in one message.
@@ -58,7 +58,7 @@ impl Plan {
             ));
         }
         let allowed = Cores::allowed()?;
-        let limits = config.limits(allowed.0);
+        let limits = config.limits(allowed.0, machine::numa_mask());
         let start = StartSettings::load(&config, &limits)?;
         let own = rustix::process::geteuid().as_raw();
         let uids = config.session.uids.clone().unwrap_or_else(|| vec![own, 0]);

@@ -13,7 +13,9 @@ use std::time::{Duration, Instant};
 use railhead_abi::Code;
 use railhead_abi::observe::EventCode;
 use railhead_abi::segment::LaneStatus;
-use railhead_abi::settings::{Limits, Plans, Refusal, SETTINGS_WORDS, Setting, Settings, name_of};
+use railhead_abi::settings::{
+    LANE_CORE_WORD, LANES_MAX, Limits, Plans, Refusal, SETTINGS_WORDS, Setting, Settings, name_of,
+};
 use railhead_config::Config;
 use railhead_config::settings_file;
 use railhead_ring::{CellReader, CellWriter};
@@ -24,6 +26,7 @@ use crate::error::StartError;
 use crate::events::{Event, EventLog};
 use crate::lane::handle::Lanes;
 use crate::machine::{self, Cores};
+use crate::places::{Places, Stuck};
 use crate::segment::{ControlSegment, word_of, write_prepared, write_refused};
 
 /// How often the cell is looked at although nobody rang: a control process that dies between publishing and ringing
@@ -78,8 +81,8 @@ impl StartSettings {
 
 /// The setting's name, with the lane's number where it is one of a lane.
 fn field_name(word: usize) -> String {
-    match word.checked_sub(railhead_abi::settings::LANE_CORE_WORD) {
-        Some(lane) => format!("lanes.{lane}.core"),
+    match word.checked_sub(LANE_CORE_WORD) {
+        Some(at) => name_of(word).replace('N', &(at % LANES_MAX).to_string()),
         None => name_of(word).to_owned(),
     }
 }
@@ -170,6 +173,7 @@ pub(crate) struct SettingsDesk {
     current: Arc<Current>,
     status: Vec<Words>,
     lanes: Arc<Lanes>,
+    places: Places,
     events: Arc<EventLog>,
     publish: Publish,
     /// The newest generation that was looked at, prepared or refused.
@@ -195,6 +199,8 @@ pub(crate) struct DeskParts<'a> {
     pub(crate) prepared: &'a PreparedCell,
     pub(crate) current: Arc<Current>,
     pub(crate) lanes: Arc<Lanes>,
+    /// Where the lanes' memory lies.
+    pub(crate) places: Places,
     pub(crate) events: Arc<EventLog>,
     pub(crate) publish: Publish,
 }
@@ -224,14 +230,20 @@ impl SettingsDesk {
             current: parts.current,
             status: (0..parts.lanes.count()).map(|lane| parts.segment.lane(lane).status).collect(),
             lanes: parts.lanes,
+            places: parts.places,
             events: parts.events,
             publish: parts.publish,
             seen: start.generation,
             settings: start.settings,
             owed: None,
         };
+        if let Err(stuck) = desk.move_memory(&Settings::default(), &start.settings) {
+            // The dataplane starts all the same, as it does without the hugepages that it would like to have.
+            let event = Event::new(EventCode::NumaNotBound).reason(Code::SettingMemoryStuck);
+            desk.events.emit(event.text(format!("{}: {}", field_name(stuck.word), stuck.error)));
+        }
         for lane in 0..desk.lanes.count() {
-            if desk.settings.lane_core(lane).is_some() {
+            if place_of(&desk.settings, lane) != (None, None) {
                 desk.pin(lane, &start.settings);
             }
         }
@@ -274,8 +286,12 @@ impl SettingsDesk {
 
     fn prepare(&mut self, settings: &Settings, generation: u64) {
         let before = self.settings;
+        if let Err(stuck) = self.move_memory(&before, settings) {
+            tracing::warn!(error = %stuck.error, setting = field_name(stuck.word), "memory stays where it is");
+            return self.refuse(Code::SettingMemoryStuck, stuck.word, generation);
+        }
         let moved: Vec<usize> = (0..self.lanes.count())
-            .filter(|lane| settings.lane_core(*lane) != before.lane_core(*lane))
+            .filter(|lane| place_of(settings, *lane) != place_of(&before, *lane))
             .collect();
         for lane in &moved {
             self.pin(*lane, settings);
@@ -315,12 +331,32 @@ impl SettingsDesk {
         }
     }
 
+    /// Moves the memory of lanes that shall lie elsewhere, all of it or none. Takes as long as copying it does.
+    fn move_memory(&self, before: &Settings, after: &Settings) -> Result<(), Stuck> {
+        for moved in self.places.follow(before, after)? {
+            let event = Event::new(EventCode::MemoryMoved).lane(moved.lane).text(moved.what);
+            self.events.emit(event.figures(u64::from(moved.node), moved.bytes));
+            if moved.what == "pool" {
+                let word = word_of::<LaneStatus>("numa_node");
+                self.status[moved.lane][word].store_release(u64::from(moved.node) + 1);
+            }
+        }
+        Ok(())
+    }
+
+    /// The cores that a lane without one of its own may run on.
+    fn cores_of(&self, node: Option<u64>) -> Cores {
+        let node = node.and_then(|node| u32::try_from(node).ok()).and_then(Cores::of_node);
+        let both = node.map(|cores| cores.and(&self.allowed)).filter(|cores| cores.count() > 0);
+        both.unwrap_or(self.allowed)
+    }
+
     /// Moves a lane's thread. A pin that fails leaves the lane where it may run, with an event.
     fn pin(&self, lane: usize, settings: &Settings) {
-        let (status, core) = (&self.status[lane], settings.lane_core(lane));
+        let (status, (core, node)) = (&self.status[lane], place_of(settings, lane));
         let tid = status[word_of::<LaneStatus>("tid")].load_acquire();
         status[word_of::<LaneStatus>("core_wanted")].store_relaxed(core.map_or(0, |core| core + 1));
-        let pinned = match machine::pin(tid, core, &self.allowed) {
+        let pinned = match machine::pin(tid, core, &self.cores_of(node)) {
             Ok(()) => core.map_or(0, |core| core + 1),
             Err(error) => {
                 let errno = error.raw_os_error().map_or(0, |errno| u64::from(errno.unsigned_abs()));
@@ -371,6 +407,11 @@ impl SettingsDesk {
             }
         }
     }
+}
+
+/// Where a lane's thread shall run: a core, else the cores of a NUMA node, else anywhere.
+fn place_of(settings: &Settings, lane: usize) -> (Option<u64>, Option<u64>) {
+    (settings.lane_core(lane), settings.lane_node(lane))
 }
 
 #[cfg(test)]

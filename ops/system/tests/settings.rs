@@ -401,3 +401,27 @@ fn a_rollback_brings_back_what_was() {
     );
     cluster.stop();
 }
+
+/// NUMA nodes by name: what the machine has is taken, saved and shown, what it has not is refused whole. The moves
+/// themselves are tested where there are two nodes.
+#[test]
+fn numa_nodes_of_lanes_are_settings_like_others() {
+    let cluster = Cluster::start(vec![NodeConfig::new("a")]);
+    let rest = cluster.a().rest();
+    let set = rest.set(&json!({"lanes": {"0": {"numa_node": 0}}}));
+    assert_eq!(set.json["settings"]["lanes"]["0"]["numa_node"], 0, "{}", set.text);
+    assert_eq!(rest.get("/v1/pools").expect(200).json["pools"][0]["numa_node"], 0);
+    let moved = cluster.a().events().iter().filter(|event| event["event"] == "memory_moved").count();
+    assert_eq!(moved, 2, "the pool, which follows, and the tables");
+    let before = rest.get("/v1/settings").expect(200).json;
+    let body = json!({"lanes.0.pool_numa_node": 63, "chunk_bytes": 8192}).to_string();
+    let refused = rest.patch_text("/v1/settings", &body, &[]).expect(409);
+    assert_eq!(
+        (refused.code(), &refused.json["field"]),
+        ("setting_node_absent", &json!("lanes.0.pool_numa_node"))
+    );
+    assert_eq!(rest.get("/v1/settings").expect(200).json["settings"], before["settings"]);
+    let unset = rest.set(&json!({"lanes.0.numa_node": null}));
+    assert!(unset.json["settings"]["lanes"]["0"]["numa_node"].is_null(), "{}", unset.text);
+    cluster.stop();
+}

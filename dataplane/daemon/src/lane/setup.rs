@@ -23,7 +23,7 @@ use railhead_core::tables::{
 };
 use railhead_core::{Engine, EngineConfig};
 use railhead_host::{CopierConfig, Helper, HostCopier, LocalConfig, LocalFabric};
-use railhead_memory::{Arena, ArenaConfig, StepDown};
+use railhead_memory::{Arena, ArenaConfig, Extent, StepDown};
 use railhead_ring::{Bell, CellReader, Counters, LogWriter, Word};
 use railhead_shm::{OwnedSpan, Words};
 use railhead_tcp::{RegionEntry, TcpConfig, TcpFabric};
@@ -39,6 +39,7 @@ use crate::copies::{Copies, RunningCopies};
 use crate::error::StartError;
 use crate::machine::{self, ThreadUsage};
 use crate::rdma::Rdma;
+use crate::places::{LanePlaces, node_word};
 use crate::segment::{LaneWords, word_of};
 use crate::tables::{REGIONS, REMOTES, SELF};
 
@@ -103,6 +104,8 @@ pub(crate) struct LaneReady {
     pub(crate) steps: Vec<StepDown>,
     /// Why it goes without RDMA, if it shall have it.
     pub(crate) rdma_refused: Option<VerbsError>,
+    /// Where its memory lies.
+    pub(crate) places: LanePlaces,
 }
 
 /// Says how the set-up of a lane went.
@@ -136,6 +139,7 @@ impl LaneSetup {
             pool_bytes: arena.len() as u64,
             page_bytes: arena.page_bytes() as u64,
             steps: arena.steps().to_vec(),
+            places: LanePlaces { pool: arena.extent(), tables: tables.extents() },
         };
         self.write_facts(&arena);
         let (copies, helper) = match self.start_copies() {
@@ -200,7 +204,7 @@ impl LaneSetup {
         set(word_of::<LaneStatus>("large_send"), u64::from(self.pool.large_send));
         set(word_of::<LaneStatus>("large_receive"), u64::from(self.pool.large_receive));
         set(word_of::<LaneStatus>("page_bytes"), arena.page_bytes() as u64);
-        set(word_of::<LaneStatus>("numa_node"), numa_node(arena));
+        set(word_of::<LaneStatus>("numa_node"), node_word(arena.verify().ok().as_ref()));
     }
 
     fn build<'s>(
@@ -365,15 +369,6 @@ pub(super) fn write_free_blocks(status: &Words, engine: &LaneEngine<'_>) {
     set(word_of::<LaneStatus>("large_receive_free"), Quota::LargeReceive);
 }
 
-/// The node that all of the arena lies on, plus 1; 0 if it cannot be said or is more than one.
-fn numa_node(arena: &Arena) -> u64 {
-    let Ok(placement) = arena.verify() else { return 0 };
-    match placement.nodes.as_slice() {
-        [(node, _)] if placement.absent == 0 => u64::from(*node) + 1,
-        _ => 0,
-    }
-}
-
 /// The memory of an engine's tables.
 #[derive(Debug)]
 struct TableMemory {
@@ -422,6 +417,23 @@ impl TableMemory {
             ports: (0..bounds.ports).map(|_| None).collect(),
             notices: (0..bounds.notices()).map(|_| None).collect(),
         }
+    }
+
+    /// The larger tables, for moving them: small ones share their pages with others.
+    fn extents(&self) -> Vec<Extent> {
+        vec![
+            Extent::of_slice(&self.transfers),
+            Extent::of_slice(&self.chunks),
+            Extent::of_slice(&self.connections),
+            Extent::of_slice(&self.slots),
+            Extent::of_slice(&self.inbound),
+            Extent::of_slice(&self.demand_links),
+            Extent::of_slice(&self.answer_links),
+            Extent::of_slice(&self.regions),
+            Extent::of_slice(&self.remotes),
+            Extent::of_slice(&self.sessions),
+            Extent::of_slice(&self.notices),
+        ]
     }
 
     fn storage(&mut self) -> Storage<'_, Words> {

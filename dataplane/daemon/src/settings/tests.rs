@@ -25,7 +25,7 @@ fn fixture() -> Fixture {
     let (stop, hold) = (Arc::new(Word::new(0)), Arc::new(Word::new(0)));
     let stub::StubLanes { lanes, threads, .. } = stub::lanes(2, &page, &stop, &hold);
     let allowed = Cores::allowed().unwrap();
-    let limits = Limits { large_block_bytes: 256 << 10, lanes: 2, cores: allowed.0 };
+    let limits = Limits { large_block_bytes: 256 << 10, lanes: 2, cores: allowed.0, numa_nodes: 1 };
     let start = StartSettings { settings: Settings::default(), generation: 3, ignored: None };
     let prepared = PreparedCell::create(&start).unwrap();
     let tid = u64::from(rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs());
@@ -42,6 +42,7 @@ fn fixture() -> Fixture {
         prepared: &prepared,
         current: Arc::new(Current::new(start.settings, start.generation)),
         lanes,
+        places: crate::places::Places::new(Vec::new()),
         events: Arc::new(EventLog::new(segment.registrar_events())),
         publish: Box::new(move |plan| telling.lock().unwrap().push(plan.generation())),
     };

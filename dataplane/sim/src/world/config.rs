@@ -92,7 +92,7 @@ pub fn draw_settings(rng: &mut Rng, large_bytes: u64) -> Settings {
     set(Setting::PressureWaitUs, *rng.pick(&[0, 50, 2_000]));
     set(Setting::QuiesceMaxMs, rng.between(1, 4));
     set(Setting::LatencySharePercent, rng.between(1, 99));
-    let limits = Limits { large_block_bytes: large_bytes, lanes: 64, cores: [0; 16] };
+    let limits = Limits { large_block_bytes: large_bytes, lanes: 64, cores: [0; 16], numa_nodes: 1 };
     assert_eq!(settings.validate(&limits), Ok(()));
     settings
 }

@@ -6,8 +6,8 @@ use railhead_client::{Completion, Port, Region, Remote, Write};
 use railhead_system::{Cluster, guest, procfs};
 use serde_json::json;
 
-use crate::on_node;
 use crate::support::*;
+use crate::{assert_pool_on, on_node};
 
 const SLOTS: u64 = 4;
 const SLOT_BYTES: u64 = 512 << 10;
@@ -91,6 +91,28 @@ fn the_core_of_a_lane_moves_from_node_to_node() {
                 node.rest().set(&json!({"lanes.0.core": core}));
                 assert_eq!(procfs::affinity(lane_tids(node)[0]), [core]);
             }
+        }
+    });
+}
+
+/// Pool, tables and thread of each lane, to the other NUMA node and back, each by a setting of its own.
+#[test]
+#[ignore = "needs a guest: ops/lab/run-tests --net numa"]
+fn the_memory_of_a_lane_moves_from_node_to_node() {
+    guest::needs("numa");
+    under_load(|cluster| {
+        for round in 0..MOVES {
+            for (index, node) in cluster.nodes.iter().enumerate() {
+                let to = (round + index + 1) % 2;
+                node.rest().set(&json!({"lanes.0.pool_numa_node": to}));
+                assert_pool_on(node, to);
+                node.rest().set(&json!({"lanes.0.numa_node": to}));
+                assert_eq!(procfs::affinity(lane_tids(node)[0]), guest::cores_of_node(to));
+            }
+        }
+        for node in &cluster.nodes {
+            let moved = node.events().iter().filter(|event| event["event"] == "memory_moved").count();
+            assert_eq!(moved, 2 * MOVES, "the pool and the tables, each time");
         }
     });
 }
