@@ -66,6 +66,8 @@ pub(crate) struct Device {
     pub(crate) blind: bool,
     /// Kernels that were told to go.
     pub(crate) paused: Vec<usize>,
+    /// Memory that copies may touch, as first byte and end; anything while nothing is listed.
+    pub(crate) live: Vec<(u64, u64)>,
 }
 
 impl Device {
@@ -84,6 +86,13 @@ impl Device {
             Some(Posted::Mark(_)) if self.blind => {}
             Some(Posted::Mark(value)) => self.marked[queue] = value,
             Some(Posted::Run(run)) => {
+                for start in [run.from, run.to] {
+                    let inside = |(first, end): &(u64, u64)| *first <= start && start + run.bytes <= *end;
+                    assert!(
+                        self.live.is_empty() || self.live.iter().any(inside),
+                        "{run:?} touches memory that is gone"
+                    );
+                }
                 let pointer = |address: u64| core::ptr::with_exposed_provenance_mut::<u8>(address as usize);
                 // SAFETY: addresses of spans that the copier keeps until the copy has ended: that it does is what is
                 // tested. They never overlap.
@@ -131,6 +140,7 @@ impl StandIn {
             lost: None,
             blind: false,
             paused: Vec::new(),
+            live: Vec::new(),
         };
         Self { infos, device: Rc::new(RefCell::new(device)) }
     }
@@ -157,6 +167,8 @@ impl Queues for StandIn {
     fn copy(&mut self, queue: usize, runs: &[Run]) -> (usize, Result<(), CudaError>) {
         let device = &mut *self.device.borrow_mut();
         if let Some(number) = device.lost {
+            // As the driver has it: when it says so, everything posted has ended.
+            device.queues.iter_mut().for_each(VecDeque::clear);
             return (0, Err(error(number)));
         }
         device.copies += 1;

@@ -13,6 +13,8 @@ use super::{CopierConfig, CudaCopier, KernelLimits};
 use crate::queues::{Mechanism, Side};
 use crate::stand_in::{Device, StandIn, StandInMemory, memory};
 
+mod random;
+
 struct Harness {
     copier: CudaCopier<StandIn>,
     stand_in: StandIn,
