@@ -13,6 +13,32 @@
 //! staging arena as [`PinnedMemory`], makes [`StreamQueues`] and gives it all to the lane; the lane installs memories in
 //! its [`CudaCopier`] and composes it with the host's copy engine by [`BothCopiers`]. Memory that is removed comes back by
 //! [`CudaCopier::take_removed`] and is dropped by a registrar.
+//!
+//! ```no_run
+//! use railhead_core::port::{CopyEngine, RegionIndex};
+//! use railhead_cuda::*;
+//!
+//! # fn start(host: impl CopyEngine, arena: railhead_shm::OwnedSpan) -> Result<(), Box<dyn std::error::Error>> {
+//! // On a start-up thread. An `Absent` is an event, and the node runs on: `BothCopiers::new(host, None, regions)`.
+//! let driver = Driver::open()?;
+//! let count = driver.device_count()?;
+//! let gpus = (0..count).map(|ordinal| Gpu::open(&driver, ordinal)).collect::<Result<Vec<_>, _>>()?;
+//! let arena = PinnedMemory::register(&gpus[0], arena, Pieces::Whole, || {})?;
+//! let memory = DeviceMemory::allocate(&gpus[0], 64 << 20, &gpus[1..])?;
+//! let config = CopierConfig::default();
+//! let copier = CudaCopier::new(config, StreamQueues::new(&gpus, 3)?);
+//! let mut copier = BothCopiers::new(host, Some(copier), config.regions);
+//!
+//! // On the lane, for each memory.
+//! let region = RegionIndex(1);
+//! copier.set_of_gpu(region, true);
+//! let part = CopyMemory::Device { memory, gpu: 0, offset: 0, bytes: 64 << 20 };
+//! let gpus = copier.gpus.as_mut().expect("made above");
+//! gpus.install(RegionIndex::ARENA, CopyMemory::Host(arena)).expect("room");
+//! gpus.install(region, part).expect("room");
+//! # Ok(())
+//! # }
+//! ```
 
 mod api;
 mod both;
