@@ -2,7 +2,7 @@
 
 use railhead_abi::observe::Flight;
 use railhead_abi::segment::ControlHeader;
-use railhead_abi::submission::{CLASS_LATENCY, LEG_DIRECT, LEG_STAGED};
+use railhead_abi::submission::{CLASS_LATENCY, LEG_DIRECT, LEG_STAGED, OPERATION_READ};
 use railhead_abi::{Code, Reason};
 use railhead_ring::Entry;
 use serde_json::{Value as Json, json};
@@ -64,6 +64,10 @@ const fn leg_name(leg: u8) -> &'static str {
     }
 }
 
+const fn is_read(flight: &Flight) -> bool {
+    flight.operation == OPERATION_READ
+}
+
 /// A record as JSON.
 #[must_use]
 pub fn to_json(segment: &Segment, record: &Record) -> Json {
@@ -77,6 +81,7 @@ pub fn to_json(segment: &Segment, record: &Record) -> Json {
         "time": text::rfc3339(intake),
         "unix_ns": intake,
         "cookie": flight.cookie,
+        "operation": if is_read(flight) { "read" } else { "write" },
         "bytes": flight.bytes,
         "status": status.map_or("unknown_code", Code::name),
         "class": if flight.class == CLASS_LATENCY { "latency" } else { "bulk" },
@@ -142,8 +147,12 @@ fn sentence(name: &str, done: &str, leg: u8, reason: u8, threshold: u64, flight:
     let bytes = text::grouped(flight.bytes);
     let threshold = text::grouped(threshold);
     let leg = leg_name(leg);
-    let generation = if name == "send" { flight.generation } else { flight.plan_generation };
-    let whose = if name == "send" { "settings" } else { "the peer's receive plan" };
+    // Each node decides its own leg: of a read the send leg is the peer's.
+    let (generation, whose) = match (name == "send", is_read(flight)) {
+        (true, false) | (false, true) => (flight.generation, "settings"),
+        (false, false) => (flight.plan_generation, "the peer's receive plan"),
+        (true, true) => (flight.plan_generation, "the peer's plan for reads"),
+    };
     let why = match Reason::from_number(reason) {
         None => format!("reason {reason} of a newer version"),
         Some(Reason::Mode) => format!("{name}.mode says so in generation {generation} of {whose}"),

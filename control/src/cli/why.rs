@@ -88,8 +88,9 @@ fn told(body: &Json) -> String {
         format!("{} bytes ({})", grouped(size), bytes(size))
     };
     let mut out = format!(
-        "{}  {size} to {}: {} after {}\n",
+        "{}  {size} {} {}: {} after {}\n",
         Tone::Strong.paint(&head),
+        if text(body, "operation") == "read" { "read from" } else { "to" },
         or_dash(&body["peer"]),
         outcome_tone(status).paint(status),
         duration(number(&body["ns"], "total")),

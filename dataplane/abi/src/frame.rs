@@ -255,6 +255,9 @@ words! {
         session: Name = 9, 0;
         /// [`ACCESS_READ`] | [`ACCESS_WRITE`]: what it is opened for.
         access: u32 = 17, 0;
+        /// My connections that have ended here, one bit a lane: end your ends of them before you answer, so that nothing of
+        /// earlier transfers lands any more. By class; sockets first, then RDMA.
+        dead: [u64; 4] = 18, 0;
     }
 }
 

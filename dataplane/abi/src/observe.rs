@@ -55,6 +55,8 @@ words! {
         receive_threshold: u64 = 16, 0;
         /// Session name of the initiator, 63 bytes at most, zero-padded (see [`crate::frame::name_words`]).
         session_name: [u64; 4] = 17, 0;
+        /// [`crate::submission::OPERATION_WRITE`] or [`crate::submission::OPERATION_READ`].
+        operation: u8 = 21, 0;
     }
 }
 

@@ -77,7 +77,8 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
             return Err(Code::RouteUnknown);
         }
         // The owner chooses its leg when it serves.
-        Ok(Course { kind: Kind::Ask, connection: remote.readers[class], ..course })
+        let send = Leg { threshold: remote.read_plan.direct_from_bytes, ..Leg::NONE };
+        Ok(Course { kind: Kind::Ask, connection: remote.readers[class], send, ..course })
     }
 
     /// A read of this node's own memory is the write the other way round.

@@ -240,6 +240,7 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
             send_threshold: transfer.send.threshold,
             receive_threshold: transfer.receive.threshold,
             session_name: session.map_or([0; 4], |session| session.name),
+            operation: transfer.submission.operation,
         }
     }
 

@@ -1,6 +1,6 @@
 //! Every route, every size at an edge, aligned and not: byte for byte, and not a byte beside.
 
-use railhead_client::{Class, Leg, Write};
+use railhead_client::{Class, Code, Leg, Level, Write};
 use railhead_system::Cluster;
 
 use crate::support::*;
@@ -102,6 +102,32 @@ fn without_an_override_the_threshold_decides() {
             "{bytes}"
         );
     }
+    drop(port);
+    cluster.stop();
+}
+
+/// On sockets a write is acknowledged by the target's engine, so both levels mean the same: the data is there.
+#[test]
+fn placed_is_visible_on_sockets() {
+    let cluster = Cluster::pair();
+    let (sender, receiver) = (attach(cluster.a(), "sender", 1), attach(cluster.b(), "receiver", 1));
+    let source = region(&sender, "", 1 << 20);
+    let destination = region(&receiver, "destination", 1 << 20);
+    let remote = open(&sender, "b", "destination");
+    let mut port = sender.take_port().unwrap();
+    for (send_leg, receive_leg) in ROUTES {
+        for bytes in [0, 1, 4097, 300_000] {
+            let data = pattern(bytes, usize::try_from(bytes).unwrap());
+            source.copy_in(0, &data).unwrap();
+            destination.fill(0, 1 << 20, POISON).unwrap();
+            let level = Level::PLACED;
+            let asked = Write { send_leg, receive_leg, level, ..write(1, &source, &remote, bytes) };
+            transfer_ok(&mut port, &asked);
+            assert_bytes(&read(&destination, 0, bytes), &data, "what was placed");
+        }
+    }
+    let unknown = Write { level: Level(2), ..write(1, &source, &remote, 1) };
+    assert_eq!(Code::from_number(transfer(&mut port, &unknown).status), Some(Code::LevelUnknown));
     drop(port);
     cluster.stop();
 }

@@ -115,6 +115,13 @@ fn each_node_decides_its_own_leg() {
     set(cluster.b(), "direct", "staged");
     set(cluster.a(), "staged", "staged");
     take((Leg::DIRECT, Leg::STAGED));
+    let answer = cluster.a().rest().get("/v1/transfers?limit=1").expect(200);
+    let last = &answer.json["transfers"][0];
+    assert_eq!((&last["operation"], &last["route"]), (&"read".into(), &"direct-staged".into()), "{last}");
+    let told = cluster.a().rest().get(&format!("/v1/transfers/{}", last["ticket"].as_str().unwrap()));
+    let why = told.expect(200).json["why"].clone();
+    assert!(why["send"].as_str().unwrap().contains("the peer's plan for reads"), "{why}");
+    assert!(why["receive"].as_str().unwrap().contains("of settings"), "{why}");
     drop(port);
     cluster.stop();
 }
