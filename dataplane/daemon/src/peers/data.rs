@@ -141,8 +141,34 @@ impl Directory {
     pub(crate) fn connection_down(&self, lane: usize, connection: ConnectionIndex, cause: Code) {
         tracing::debug!(lane, connection = connection.0, cause = cause.name(), "a data connection ended");
         self.targets.lock().unwrap_or_else(PoisonError::into_inner).put(lane, connection);
-        self.forget_ours(Wanted { lane, connection });
+        let wanted = Wanted { lane, connection };
+        self.forget_ours(wanted);
+        if self.map.class_of(connection).is_some() && !self.map.serves(connection) {
+            self.dead.lock().unwrap_or_else(PoisonError::into_inner).insert(wanted);
+        }
         self.ended.notify_all();
+    }
+
+    /// Our connections to a peer that have ended here, and perhaps not there.
+    pub(super) fn dead_of(&self, slot: u32) -> Vec<Wanted> {
+        let dead = self.dead.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_meant =
+            |wanted: &&Wanted| self.map.all_of_peer(slot).any(|connection| connection == wanted.connection);
+        dead.iter().filter(is_meant).copied().collect()
+    }
+
+    /// These have ended at the peer, too.
+    pub(super) fn forget_dead(&self, ended: &[Wanted]) {
+        let mut dead = self.dead.lock().unwrap_or_else(PoisonError::into_inner);
+        for wanted in ended {
+            dead.remove(wanted);
+        }
+    }
+
+    /// Notes that a lane is about to have a connection. Its peer has ended the one before it.
+    pub(super) fn note_ours(&self, wanted: Wanted) {
+        self.forget_dead(&[wanted]);
+        self.ours.lock().unwrap_or_else(PoisonError::into_inner).insert(wanted);
     }
 
     pub(super) fn forget_ours(&self, wanted: Wanted) {
@@ -202,6 +228,28 @@ impl Directory {
         let Wanted { lane, connection } = wanted;
         // Nothing is up there if this is refused.
         let _ = self.lanes.call(lane, Command::CloseConnection { connection, cause });
+    }
+}
+
+/// Dead connections as a frame names them: by class, sockets first, one bit a lane.
+pub(super) fn dead_bits(map: &Map, dead: &[Wanted]) -> [u64; 2 * CLASSES] {
+    let mut bits = [0; 2 * CLASSES];
+    for wanted in dead {
+        let class = map.class_of(wanted.connection).map_or(0, usize::from);
+        let over_rdma = if map.is_rdma(wanted.connection) { CLASSES } else { 0 };
+        bits[over_rdma + class] |= 1 << (wanted.lane % 64);
+    }
+    bits
+}
+
+impl Directory {
+    /// Ends our ends of a peer's connections that it names as [`dead_bits`] says; true when they have ended in time.
+    pub(super) fn close_dead(&self, slot: u32, dead: &[u64; 2 * CLASSES]) -> bool {
+        self.close_where(Code::ConnectionReset, |other| {
+            let over_rdma = if other.is_rdma { CLASSES } else { 0 };
+            let bits = dead.get(over_rdma + other.class as usize).copied().unwrap_or(0);
+            other.peer == slot && !other.is_reader && bits >> (other.lane % 64) & 1 == 1
+        })
     }
 }
 
@@ -265,7 +313,7 @@ impl Peers {
         };
         let socket = OwnedFd::from(stream);
         // Before the lane has it: its end may be reported at once.
-        directory.ours.lock().unwrap_or_else(PoisonError::into_inner).insert(wanted);
+        directory.note_ours(wanted);
         let attached = directory.lanes.call(lane, Command::AttachConnection { connection, socket, info });
         attached.map(drop).inspect_err(|_| directory.forget_ours(wanted))
     }

@@ -13,7 +13,7 @@ use railhead_abi::settings::Plans;
 use railhead_core::port::{ConnectionIndex, Key};
 use railhead_shm::Words;
 
-use super::data::{Targets, Wanted};
+use super::data::{Targets, Wanted, dead_bits};
 use super::peer::Peer;
 use crate::lane::connections::Map;
 use crate::lane::handle::Lanes;
@@ -52,6 +52,8 @@ pub(crate) struct Directory {
     pub(super) targets: Mutex<Targets>,
     /// Our connections that lanes have been given, until they are down.
     pub(super) ours: Mutex<HashSet<Wanted>>,
+    /// Those that have ended here, until their peer has said that its ends have, too.
+    pub(super) dead: Mutex<HashSet<Wanted>>,
     /// Rung when a connection has ended.
     pub(super) ended: Condvar,
     reported_at: Mutex<Option<Instant>>,
@@ -63,8 +65,8 @@ impl Directory {
         let seats = words.into_iter().take(map.peers()).map(|words| Seat { words, peer: None });
         let seats = Mutex::new(Seats { seats: seats.collect(), next: 0 });
         let targets = Mutex::new(Targets::new(lanes.count(), map));
-        let (ours, reported_at) = (Mutex::default(), Mutex::new(None));
-        Self { seats, lanes, map, targets, ours, ended: Condvar::new(), reported_at }
+        let (ours, dead, reported_at) = (Mutex::default(), Mutex::default(), Mutex::new(None));
+        Self { seats, lanes, map, targets, ours, dead, ended: Condvar::new(), reported_at }
     }
 
     /// Gives a peer a slot.
@@ -120,7 +122,13 @@ impl Directory {
     /// # Errors
     /// The peer's refusal, or [`Code::PeerNotConnected`].
     pub(crate) fn open(&self, slot: u32, open: NodeOpen) -> Result<(NodeOpened, u64), Code> {
-        self.get(slot).ok_or(Code::PeerUnknown)?.open(open)
+        let peer = self.get(slot).ok_or(Code::PeerUnknown)?;
+        // How a transfer ended whose connection went down is unknown, and bytes of it may land until the peer's end is down,
+        // too: an answer says that it is.
+        let dead = self.dead_of(slot);
+        let opened = peer.open(NodeOpen { dead: dead_bits(&self.map, &dead), ..open })?;
+        self.forget_dead(&dead);
+        Ok(opened)
     }
 
     /// Gives one handle back to the start of the peer that gave it.

@@ -111,6 +111,7 @@ impl Peers {
     fn received(self: &Arc<Self>, peer: &Arc<Peer>, frame: Frame) -> Result<(), Code> {
         match frame {
             Frame::Heartbeat(_) => {}
+            Frame::NodeOpen(open) if open.dead != [0; 4] => self.open_fenced(peer, open)?,
             Frame::NodeOpen(open) => {
                 let answer = self.open(peer, &open);
                 peer.post(Frame::NodeOpened(answer));
@@ -128,6 +129,22 @@ impl Peers {
             _ => return Err(Code::ProtocolViolation),
         }
         Ok(())
+    }
+
+    /// Answers an open once our ends of the connections that have ended at the peer have ended here, too.
+    fn open_fenced(self: &Arc<Self>, peer: &Arc<Peer>, open: NodeOpen) -> Result<(), Code> {
+        let (peers, peer) = (Arc::clone(self), Arc::clone(peer));
+        let answer = move || {
+            let answer = if peers.registrar.peers.close_dead(peer.slot(), &open.dead) {
+                peers.open(&peer, &open)
+            } else {
+                let status = Code::DeviceError.number();
+                NodeOpened { cookie: open.cookie, status, ..NodeOpened::default() }
+            };
+            peer.post(Frame::NodeOpened(answer));
+        };
+        let thread = thread::Builder::new().name("railhead-open".to_owned());
+        thread.spawn(answer).map(drop).map_err(|_| Code::DeviceError)
     }
 
     fn open(&self, peer: &Peer, open: &NodeOpen) -> NodeOpened {

@@ -56,7 +56,7 @@ impl Peers {
         };
         let attach = attach_info(peer.slot(), rail, &answer)?;
         // Before the lane has it: its end may be reported at once.
-        directory.ours.lock().unwrap_or_else(PoisonError::into_inner).insert(wanted);
+        directory.note_ours(wanted);
         let attached = directory.lanes.call(lane, Command::AttachQueuePair { ready, attach, info });
         attached.map(drop).inspect_err(|_| directory.forget_ours(wanted))
     }

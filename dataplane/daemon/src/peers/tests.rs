@@ -73,7 +73,7 @@ impl Running {
     /// Asks the peer for a region as session `session`.
     fn ask(&self, region: &str, session: &str) -> Result<Key, Code> {
         let (region, session) = (name_words(region), name_words(session));
-        let open = NodeOpen { cookie: 0, region, session, access: ACCESS_WRITE };
+        let open = NodeOpen { region, session, access: ACCESS_WRITE, ..NodeOpen::default() };
         let (opened, _) = self.node.registrar.peers.open(1, open)?;
         Ok(Key { index: opened.index, epoch: opened.epoch })
     }

@@ -100,7 +100,8 @@ impl Registrar {
     }
 
     fn open_at(&self, peer: u32, name: &str, region: &str, access: u32) -> Result<Answered, Code> {
-        let open = NodeOpen { cookie: 0, region: name_words(region), session: name_words(name), access };
+        let open =
+            NodeOpen { region: name_words(region), session: name_words(name), access, ..NodeOpen::default() };
         let (opened, incarnation) = self.peers.open(peer, open)?;
         let plan = |mode: u8, direct_from_bytes| Plan {
             mode: mode_of(u64::from(mode)),

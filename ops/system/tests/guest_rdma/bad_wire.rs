@@ -27,6 +27,8 @@ struct Direction {
     remote: Remote,
     /// A transfer's end was unknown: the handle has to be opened again.
     is_stale: bool,
+    /// First bytes of what such transfers wrote: more of them may land until then.
+    unsettled: Vec<u64>,
     peer: String,
     // Behind what is theirs.
     sender: Session,
@@ -57,7 +59,17 @@ impl Direction {
         let remote = open(&sender, &to.config.name, "destination");
         let port = sender.take_port().unwrap();
         let peer = to.config.name.clone();
-        Self { port, source, destination, remote, is_stale: false, peer, sender, _receiver: receiver }
+        Self {
+            port,
+            source,
+            destination,
+            remote,
+            is_stale: false,
+            unsettled: Vec::new(),
+            peer,
+            sender,
+            _receiver: receiver,
+        }
     }
 
     /// Opens the handle again if it is stale; false while that cannot be done.
@@ -67,6 +79,10 @@ impl Direction {
         {
             self.remote = remote;
             self.is_stale = false;
+            // From here on nothing of them lands.
+            for offset in self.unsettled.drain(..) {
+                self.destination.fill(offset, SLOT_BYTES - 2 * GUARD_BYTES, POISON).unwrap();
+            }
         }
         !self.is_stale
     }
@@ -131,6 +147,9 @@ impl Direction {
         } else {
             ends.bad += 1;
             self.note(completion);
+            if self.is_stale {
+                self.unsettled.push(offset);
+            }
         }
         self.destination.fill(offset, SLOT_BYTES - 2 * GUARD_BYTES, POISON).unwrap();
     }
@@ -174,8 +193,12 @@ fn under_load(disturb: impl FnOnce()) -> [Ends; 2] {
         let wire = guest::sent_bytes("va") + guest::sent_bytes("vb");
         let mut last = None;
         let again = railhead_system::within(RECOVERY_LIMIT, || {
+            if !direction.reopen() {
+                return None;
+            }
             let (source, remote) = (&direction.source, &direction.remote);
             let completion = transfer(&mut direction.port, &write(0, source, remote, SLOT_BYTES));
+            direction.note(&completion);
             last = outcome(&completion).err();
             last.is_none().then_some(())
         });

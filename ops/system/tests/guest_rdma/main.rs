@@ -7,6 +7,7 @@ mod support;
 
 mod bad_wire;
 mod ends;
+mod reads;
 mod routes;
 
 use railhead_system::guest;
