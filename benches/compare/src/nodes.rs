@@ -58,7 +58,15 @@ impl Nodes {
         let cores = cpu::allowed()?;
         for at in 0..NAMES.len() {
             let core = (cores.len() > 1 && !options.unpinned).then(|| cores[at % cores.len()]);
-            let sections = [("settings", &options.settings[..]), ("pool", &options.pool[..])];
+            let rdma = options.verbs.as_ref().map_or_else(Vec::new, |devices| {
+                let device = if at == 0 { &devices.client } else { &devices.server };
+                vec![
+                    ("use".to_owned(), "require".to_owned()),
+                    ("devices".to_owned(), format!("[\"{device}\"]")),
+                ]
+            });
+            let sections =
+                [("settings", &options.settings[..]), ("pool", &options.pool[..]), ("rdma", &rdma[..])];
             let text = config(at, ports, nodes.control_ports[at], core, &options.dataplane, &sections);
             let path = nodes.folder.path().join(format!("{}.toml", NAMES[at]));
             fs::write(&path, text).tried(path.display())?;

@@ -41,6 +41,8 @@ pub(crate) enum Reference {
     Stream,
     /// UCX put over TCP, with as many outstanding.
     UcxPut,
+    /// perftest's `ib_write_bw` between the devices of `--verbs`, with as many outstanding.
+    Perftest,
     /// Our own writes in another shape.
     Ours(Shape),
 }
@@ -103,6 +105,18 @@ pub(crate) const VERBS: &[Row] = &[
         "fabric alone, write 4 KiB, post to completion / ib_write_lat",
         4 * KIBIBYTE,
     ),
+    Row {
+        name: "rdma-64k",
+        what: "write 64 KiB through two nodes over RDMA, both legs direct, 64 outstanding / ib_write_bw",
+        method: Method::Writes { ours: small(64 * KIBIBYTE, 64), reference: Reference::Perftest },
+        goal: Goal::AtLeast(0.9),
+    },
+    Row {
+        name: "rdma-1m",
+        what: "write 1 MiB through two nodes over RDMA, both legs direct, 16 outstanding / ib_write_bw",
+        method: Method::Writes { ours: small(MEBIBYTE, 16), reference: Reference::Perftest },
+        goal: Goal::AtLeast(0.9),
+    },
 ];
 
 /// All rows of sockets and host memory, in the order in which they run.
@@ -202,7 +216,7 @@ mod tests {
 
     #[test]
     fn every_shape_fits_the_regions() {
-        for row in ALL {
+        for row in ALL.iter().chain(VERBS) {
             let Method::Writes { ours, reference } = &row.method else { continue };
             let mut shapes = vec![ours];
             if let Reference::Ours(shape) = reference {

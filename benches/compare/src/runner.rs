@@ -133,15 +133,25 @@ impl Bench<'_> {
             }
             _ => None,
         };
+        let perftest = match reference {
+            Reference::Perftest if !options.ours_only => {
+                self.nodes = None;
+                let outstanding = u32::try_from(ours.outstanding).unwrap_or(u32::MAX);
+                let shape = perftest::Shape::Bandwidth { bytes: ours.bytes, outstanding };
+                Some(Runs::calibrate(options, perftest::Side::Perftest, shape, options.duration())?)
+            }
+            _ => None,
+        };
         let nodes = self.nodes()?;
         let note = nodes.0.step_down();
         let mut outcome = alternate(
             options,
             |(_, nodes)| nodes.cpu_s().map(|used| used.iter().sum()),
             |(load, nodes), duration| load.measure(nodes, ours, duration),
-            |(load, nodes), duration| match (reference, &put) {
-                (Reference::Ours(shape), _) => load.measure(nodes, shape, duration),
-                (_, Some(put)) => put.measure(duration),
+            |(load, nodes), duration| match (reference, &put, &perftest) {
+                (Reference::Ours(shape), ..) => load.measure(nodes, shape, duration),
+                (_, Some(put), _) => put.measure(duration),
+                (_, _, Some(perftest)) => perftest.measure(duration),
                 _ => stream::measure(size(ours.bytes), size(ours.walk_bytes), duration),
             },
             nodes,
@@ -172,6 +182,8 @@ fn alternate<S>(
     state: &mut S,
 ) -> Result<Outcome, Problem> {
     let (duration, wanted) = (options.duration(), options.pairs());
+    // A soft RDMA device is threads of the kernel.
+    let others_max = if options.verbs.is_some() { f64::INFINITY } else { OTHER_CORES_MAX };
     ours(state, WARM_UP)?;
     if options.ours_only {
         let measure = ours(state, duration)?;
@@ -189,14 +201,14 @@ fn alternate<S>(
         let (ours, reference) = (ours(state, duration)?, reference(state, duration)?);
         let others = cpu::machine_s() - machine - (nodes_cpu_s(state)? + cpu::own_s() - counted);
         let other_cores = (others / start.elapsed().as_secs_f64()).max(0.0);
-        quiet += usize::from(other_cores <= OTHER_CORES_MAX);
+        quiet += usize::from(other_cores <= others_max);
         pairs.push(Pair { ours, reference, other_cores });
     }
     let repeated = pairs.len() - wanted;
     pairs.sort_by(|left, right| left.other_cores.total_cmp(&right.other_cores));
     pairs.truncate(wanted);
     let samples = pairs.iter().map(|pair| pair.ours.rate / pair.reference.rate).collect();
-    let loud = pairs.iter().filter(|pair| pair.other_cores > OTHER_CORES_MAX).count();
+    let loud = pairs.iter().filter(|pair| pair.other_cores > others_max).count();
     let notes = (loud > 0)
         .then(|| format!("in {loud} pairs other processes used more than {OTHER_CORES_MAX} cores: run it again when the machine is quiet"));
     Ok(Outcome { samples, pairs, repeated, notes: notes.into_iter().collect() })
