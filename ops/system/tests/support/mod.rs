@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use railhead_abi::Reason;
 use railhead_client::{
-    AttachOptions, Class, Code, Completion, Leg, Pages, Port, Region, RegionOptions, Remote, Session,
-    SessionError, Write, outcome,
+    ACCESS_READ, AttachOptions, Class, Code, Completion, Leg, Pages, Port, Read, Region, RegionHandle,
+    RegionOptions, Remote, Session, SessionError, Write, outcome,
 };
 use railhead_system::{Node, until, within};
 
@@ -61,6 +61,29 @@ pub(crate) fn open_within(session: &Session, node: &str, name: &str, limit: Dura
         Err(error) if matches!(error.code(), Code::PeerNotConnected | Code::RegionUnknown) => None,
         Err(error) => panic!("{what}: {error}"),
     })
+}
+
+/// A region that is good for one thing only, open to everybody if it has a name.
+#[track_caller]
+pub(crate) fn region_for(session: &Session, name: &str, bytes: u64, access: u32) -> Region {
+    let grant = if name.is_empty() { "" } else { "*" };
+    let pages = Pages::BASE;
+    session.create_region(&RegionOptions { bytes, name, grant, access, pages }).unwrap()
+}
+
+/// Opens a remote region for reading, waiting until its node is connected and has it.
+#[track_caller]
+pub(crate) fn open_to_read(session: &Session, node: &str, name: &str) -> Remote {
+    until("opening for reading", LIMIT, || match session.open_for(node, name, ACCESS_READ) {
+        Ok(remote) => Some(remote),
+        Err(error) if matches!(error.code(), Code::PeerNotConnected | Code::RegionUnknown) => None,
+        Err(error) => panic!("{node}/{name}: {error}"),
+    })
+}
+
+/// A read from the beginning of a remote region to the beginning of a local one.
+pub(crate) fn read_of(cookie: u64, into: RegionHandle, from: &Remote, bytes: u64) -> Read {
+    Read { cookie, local: into, remote: from.handle(), bytes, ..Read::default() }
 }
 
 /// The code that a session call was refused with.

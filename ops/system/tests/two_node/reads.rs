@@ -2,9 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use railhead_client::{
-    ACCESS_READ, ACCESS_WRITE, Class, Code, Leg, Read, Region, RegionHandle, RegionOptions, Remote, Session,
-};
+use railhead_client::{ACCESS_READ, ACCESS_WRITE, Class, Code, Leg, Read};
 use railhead_system::{Cluster, Node, NodeConfig, until};
 use rustix::process::Signal;
 
@@ -18,25 +16,6 @@ const SIZES: [u64; 16] = [
 /// In the destination and in the source.
 const OFFSETS: [(u64, u64); 3] = [(65_536, 0), (65_537, 1), (70_001, 8191)];
 const REGION_BYTES: u64 = 6 << 20;
-
-/// A region that is good for one thing only, open to everybody if it has a name.
-fn region_for(session: &Session, name: &str, bytes: u64, access: u32) -> Region {
-    let grant = if name.is_empty() { "" } else { "*" };
-    let pages = railhead_client::Pages::BASE;
-    session.create_region(&RegionOptions { bytes, name, grant, access, pages }).unwrap()
-}
-
-fn open_to_read(session: &Session, node: &str, name: &str) -> Remote {
-    until("opening for reading", LIMIT, || match session.open_for(node, name, ACCESS_READ) {
-        Ok(remote) => Some(remote),
-        Err(error) if matches!(error.code(), Code::PeerNotConnected | Code::RegionUnknown) => None,
-        Err(error) => panic!("{node}/{name}: {error}"),
-    })
-}
-
-fn read_of(cookie: u64, into: RegionHandle, from: &Remote, bytes: u64) -> Read {
-    Read { cookie, local: into, remote: from.handle(), bytes, ..Read::default() }
-}
 
 fn every_route_and_size(target: &str, of_itself: bool) {
     let cluster = Cluster::pair();
