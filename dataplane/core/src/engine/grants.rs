@@ -75,7 +75,7 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
                 continue;
             }
             let held = self.connections[usize::from(connection.0)].large_granted;
-            let window = self.window_room(held);
+            let window = self.active.window_blocks.saturating_sub(held);
             let room = inbound.depth.min(share).saturating_sub(inbound.grants_open).min(window);
             let room = u64::from(room).min(left);
             let granted = self.grant(Quota::LargeReceive, connection, slot, room);
@@ -92,14 +92,6 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
                 self.demands.push_back(self.demand_links, index);
             }
         }
-    }
-
-    /// Large blocks that a connection may be granted now, of which the peer holds `held`. Two by two where the window has
-    /// room for more than that: each CREDIT costs a call here and one or two there.
-    fn window_room(&self, held: u16) -> u16 {
-        let window = self.active.window_blocks;
-        let room = window.saturating_sub(held);
-        if room == 1 && held > 1 { 0 } else { room }
     }
 
     /// Grants up to `room` blocks in one CREDIT; returns how many.
