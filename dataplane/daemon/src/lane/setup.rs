@@ -232,14 +232,8 @@ impl LaneSetup {
         let observe = self.observe().map_err(|error| failed("logs", &error))?;
         let engine = Engine::new(self.engine(), storage, observe, fabric, copier);
         let token = epoll::EventData::new_u64(TOKEN_FABRIC);
-        epoll::add(
-            self.lanes.get(self.index).epoll(),
-            fabric_descriptor(&engine),
-            token,
-            epoll::EventFlags::IN,
-        )
-        .map_err(|error| failed("epoll", &error))?;
-        for descriptor in engine.fabric().second.second.iter().flat_map(VerbsFabric::descriptors) {
+        let verbs = engine.fabric().second.second.iter().flat_map(VerbsFabric::descriptors);
+        for descriptor in core::iter::once(fabric_descriptor(&engine)).chain(verbs) {
             epoll::add(self.lanes.get(self.index).epoll(), descriptor, token, epoll::EventFlags::IN)
                 .map_err(|error| failed("epoll", &error))?;
         }
