@@ -20,7 +20,8 @@ fn document_is_nested_and_names_every_setting() {
         let expected = value_json(key.read(&Settings::default()));
         assert_eq!(document.pointer(&pointer), Some(&expected), "{pointer}");
     }
-    assert_eq!(document["lanes"], json!({"0": {"core": null}, "1": {"core": null}}));
+    let lane = json!({"core": null, "numa_node": null, "pool_numa_node": null});
+    assert_eq!(document["lanes"], json!({"0": lane, "1": lane}));
 }
 
 #[test]

@@ -40,20 +40,19 @@ use crate::plan::Plan;
 use crate::rdma::{Opened, Rdma};
 use crate::registrar::Registrar;
 use crate::segment::{ControlSegment, LanesPage, name};
-use crate::session::Connection;
 use crate::settings::{Current, DeskParts, Knock, PreparedCell, SettingsDesk};
 use crate::{clock, machine};
+
+mod threads;
+
+use threads::{accept_admins, accept_sessions, spawn};
 
 /// How long the lanes may take to reserve their memory. Populating hugepages takes about a second for each 10 GB.
 const READY_MAX: Duration = Duration::from_secs(300);
 /// How long a stop waits for clients' transfers to end before it goes on without them.
 const STOP_MAX: Duration = Duration::from_secs(5);
-/// Processes that may look through the admin socket at once.
-const ADMINS_MAX: usize = 16;
 /// Wake-ups of the settings thread that may wait. One would do; none is waited for but the last.
 const KNOCKS: usize = 8;
-/// Connections beyond the sessions: clients that have not said hello, or whose session is being taken back.
-const SESSIONS_SPARE: usize = 16;
 
 /// What is taken before anything runs.
 #[derive(Debug)]
@@ -189,16 +188,13 @@ impl Node {
         let desk = SettingsDesk::start(parts, &plan.start)?;
         let mut threads = vec![spawn("railhead-set", move || desk.run(&knocks))?];
         let peers = start_peers(plan, &registrar, &taken.fabric)?;
-        let own = rustix::process::geteuid().as_raw();
-        let admins = Arc::new(Acceptor::new("railhead-admin", vec![own, 0], ADMINS_MAX));
         let commands = Commands::new(Arc::clone(&peers), config.clone());
         let carry_out = Box::new(move |command| commands.carry_out(command));
-        let desk =
-            AdminDesk::new(segment, Arc::clone(&events), settings.clone(), &config.node.name, carry_out);
-        threads.push(accept_admins(&taken.admin, &admins, desk)?);
-        let sessions_max = config.session.max + SESSIONS_SPARE;
-        let sessions = Arc::new(Acceptor::new("railhead-client", plan.uids.clone(), sessions_max));
-        threads.push(accept_sessions(&taken.sessions, &sessions, &registrar)?);
+        let desk = AdminDesk::new(segment, events, settings.clone(), &config.node.name, carry_out);
+        let (admins, thread) = accept_admins(&taken.admin, desk)?;
+        threads.push(thread);
+        let (sessions, thread) = accept_sessions(&taken.sessions, plan, &registrar)?;
+        threads.push(thread);
         let lane_threads = started.threads;
         Ok(Self {
             taken,
@@ -472,46 +468,4 @@ fn publisher(registrar: &Arc<Registrar>) -> crate::settings::Publish {
         }
         last = plans;
     })
-}
-
-fn accept_admins(
-    endpoint: &Endpoint,
-    admins: &Arc<Acceptor>,
-    desk: AdminDesk,
-) -> Result<JoinHandle<()>, StartError> {
-    let (listener, admins, desk) = (duplicate(endpoint)?, Arc::clone(admins), Arc::new(desk));
-    spawn("railhead-admins", move || {
-        let serve = move |connection: Arc<OwnedFd>, _| AdminDesk::serve(&desk, &connection);
-        admins.run(&listener, serve, |code, client| {
-            tracing::warn!(code = code.name(), uid = client.uid, "refused on the admin socket");
-        });
-    })
-}
-
-fn accept_sessions(
-    endpoint: &Endpoint,
-    sessions: &Arc<Acceptor>,
-    registrar: &Arc<Registrar>,
-) -> Result<JoinHandle<()>, StartError> {
-    let (listener, sessions) = (duplicate(endpoint)?, Arc::clone(sessions));
-    let (registrar, refusing) = (Arc::clone(registrar), Arc::clone(registrar));
-    spawn("railhead-clients", move || {
-        let serve =
-            move |connection, client| Connection::new(Arc::clone(&registrar), connection, client).serve();
-        sessions.run(&listener, serve, |code, client| {
-            let event = Event::new(EventCode::SessionRefused).reason(code).text(code.text());
-            let pid = u64::from(client.pid.unwrap_or(0));
-            refusing.events.emit(event.figures(u64::from(client.uid), pid));
-        });
-    })
-}
-
-fn duplicate(endpoint: &Endpoint) -> Result<OwnedFd, StartError> {
-    let duplicated = endpoint.listener.try_clone();
-    duplicated.map_err(|error| StartError::new(Code::DeviceError, "listening socket", error))
-}
-
-fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, StartError> {
-    let thread = thread::Builder::new().name(name.to_owned()).spawn(run);
-    thread.map_err(|error| StartError::new(Code::DeviceError, format!("thread {name}"), error))
 }

@@ -15,6 +15,10 @@ use railhead_verbs::RemoteMemory;
 use crate::grants::Grant;
 use crate::rdma::Registered;
 
+mod slots;
+
+use slots::Slots;
+
 /// Slots of the region table; slot 0 is the lanes' staging arenas.
 pub(crate) const REGIONS: usize = 4096;
 /// Slots of the table of remote handles.
@@ -113,66 +117,6 @@ pub(crate) struct RemoteEntry {
     pub(crate) is_going: bool,
     /// Lanes that have it, one bit each.
     pub(crate) lanes: u64,
-}
-
-/// A slot with its generation: of the present owner, or of the last one.
-#[derive(Debug)]
-struct Slot<T> {
-    generation: u32,
-    entry: Option<T>,
-}
-
-#[derive(Debug)]
-struct Slots<T> {
-    slots: Vec<Slot<T>>,
-    /// Where to look for a free one first: the one that was free the longest.
-    next: usize,
-    first: usize,
-}
-
-impl<T> Slots<T> {
-    fn new(count: usize, first: usize, seed: u32) -> Self {
-        let slots = (0..count).map(|_| Slot { generation: seed, entry: None }).collect();
-        Self { slots, next: first, first }
-    }
-
-    fn insert(&mut self, entry: T) -> Option<(u32, u32)> {
-        let count = self.slots.len();
-        let free =
-            (self.next..count).chain(self.first..self.next).find(|at| self.slots[*at].entry.is_none())?;
-        self.next = if free + 1 == count { self.first } else { free + 1 };
-        let slot = &mut self.slots[free];
-        // 0 is never a generation, so that a zeroed handle is stale.
-        slot.generation = slot.generation.checked_add(1).unwrap_or(1);
-        slot.entry = Some(entry);
-        Some((u32::try_from(free).ok()?, slot.generation))
-    }
-
-    fn get(&self, index: u32) -> Option<&T> {
-        self.slots.get(index as usize)?.entry.as_ref()
-    }
-
-    fn get_mut(&mut self, index: u32) -> Option<&mut T> {
-        self.slots.get_mut(index as usize)?.entry.as_mut()
-    }
-
-    fn current(&mut self, index: u32, generation: u32) -> Option<&mut T> {
-        let slot = self.slots.get_mut(index as usize)?;
-        slot.entry.as_mut().filter(|_| slot.generation == generation)
-    }
-
-    fn generation(&self, index: u32) -> u32 {
-        self.slots.get(index as usize).map_or(0, |slot| slot.generation)
-    }
-
-    fn remove(&mut self, index: u32) -> Option<T> {
-        self.slots.get_mut(index as usize)?.entry.take()
-    }
-
-    fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
-        let entries = self.slots.iter().enumerate();
-        entries.filter_map(|(at, slot)| Some((u32::try_from(at).ok()?, slot.entry.as_ref()?)))
-    }
 }
 
 /// What a peer or a session gets when it opens a region.

@@ -38,11 +38,7 @@ impl Lane<'_> {
                 self.install_region(region, info, &span, rdma)
             }
             Command::AllowPeers { region, epoch, peers, readers } => {
-                // Engine and adapter each refuse what the other would let through; a region that is gone needs nothing.
-                if self.engine.fabric_mut().second.first.set_peers(region, epoch, peers) {
-                    self.engine.grant_region(region, peers, readers);
-                }
-                Answer::Done
+                self.allow_peers(region, epoch, peers, readers)
             }
             Command::RemoveRegion { region } => {
                 self.engine.remove_region(region);
@@ -88,6 +84,14 @@ impl Lane<'_> {
                 Answer::Done
             }
         }
+    }
+
+    /// Engine and adapter each refuse what the other would let through; a region that is gone needs nothing.
+    fn allow_peers(&mut self, region: RegionIndex, epoch: u32, peers: u64, readers: u64) -> Answer {
+        if self.engine.fabric_mut().second.first.set_peers(region, epoch, peers) {
+            self.engine.grant_region(region, peers, readers);
+        }
+        Answer::Done
     }
 
     /// Adapters first: the engine may use a region as soon as it knows it.

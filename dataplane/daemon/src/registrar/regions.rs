@@ -170,7 +170,7 @@ impl Registrar {
         }
         for (peer, given_up) in asked {
             let was_up = given_up.is_some();
-            if !given_up.is_some_and(|given_up| given_up.recv_deadline(until).is_ok()) {
+            if given_up.is_none_or(|given_up| given_up.recv_deadline(until).is_err()) {
                 self.fence(peer, was_up);
             }
             while self.tables().region(index).is_some_and(|region| region.holds.contains_key(&peer)) {
