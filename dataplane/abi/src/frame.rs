@@ -7,7 +7,7 @@ use crate::words::{Layout, words};
 
 mod text;
 
-pub use text::{Text, is_name, name_words, text_words};
+pub use text::{NAME_BYTES_MAX, NAME_WORDS, Name, Text, is_name, name_words, text_words};
 
 /// First four bytes of every frame: `RHD1`.
 pub const MAGIC: u32 = u32::from_le_bytes(*b"RHD1");
@@ -17,12 +17,6 @@ pub const PREFIX_WORDS: usize = 2;
 pub const FRAME_WORDS_MAX: usize = 64;
 /// Largest frame in bytes.
 pub const FRAME_BYTES_MAX: usize = FRAME_WORDS_MAX * 8;
-/// Longest name in bytes.
-pub const NAME_BYTES_MAX: usize = 63;
-/// Words of a name.
-pub const NAME_WORDS: usize = 8;
-/// A name, zero-padded.
-pub type Name = [u64; NAME_WORDS];
 
 words! {
     /// The frozen prefix.

@@ -45,7 +45,7 @@ use crate::{clock, machine};
 
 mod threads;
 
-use threads::{accept_admins, accept_sessions, spawn};
+use threads::{accept_admins, accept_sessions, read_notices, spawn};
 
 /// How long the lanes may take to reserve their memory. Populating hugepages takes about a second for each 10 GB.
 const READY_MAX: Duration = Duration::from_secs(300);
@@ -168,10 +168,7 @@ impl Node {
         }
         let notices_doorbell = started.doorbell;
         let notices = Notices::new(Arc::clone(&lanes), started.returns, Arc::clone(&notices_doorbell));
-        let notices = {
-            let (registrar, stop) = (Arc::clone(&registrar), Arc::clone(&notices_stop));
-            spawn("railhead-notice", move || notices.run(&registrar, &stop))?
-        };
+        let notices = read_notices(notices, &registrar, &notices_stop)?;
         let (settings, knocks) = flume::bounded(KNOCKS);
         let parts = DeskParts {
             limits: plan.limits,
@@ -195,7 +192,6 @@ impl Node {
         threads.push(thread);
         let (sessions, thread) = accept_sessions(&taken.sessions, plan, &registrar)?;
         threads.push(thread);
-        let lane_threads = started.threads;
         Ok(Self {
             taken,
             registrar,
@@ -203,7 +199,7 @@ impl Node {
             admins,
             peers,
             settings,
-            lane_threads,
+            lane_threads: started.threads,
             threads,
             notices,
             notices_stop,

@@ -1,6 +1,11 @@
 //! Text and names as words.
 
-use super::{NAME_BYTES_MAX, Name};
+/// Longest name in bytes.
+pub const NAME_BYTES_MAX: usize = 63;
+/// Words of a name.
+pub const NAME_WORDS: usize = 8;
+/// A name, zero-padded.
+pub type Name = [u64; NAME_WORDS];
 
 /// Puts text into words, cut at a character boundary so that at least one zero byte ends it.
 #[must_use]

@@ -6,12 +6,14 @@ use std::thread::{self, JoinHandle};
 
 use railhead_abi::Code;
 use railhead_abi::observe::EventCode;
+use railhead_ring::Word;
 
 use crate::acceptor::Acceptor;
 use crate::admin::AdminDesk;
 use crate::endpoint::Endpoint;
 use crate::error::StartError;
 use crate::events::Event;
+use crate::notices::Notices;
 use crate::plan::Plan;
 use crate::registrar::Registrar;
 use crate::session::Connection;
@@ -63,6 +65,16 @@ pub(super) fn accept_sessions(
 fn duplicate(endpoint: &Endpoint) -> Result<OwnedFd, StartError> {
     let duplicated = endpoint.listener.try_clone();
     duplicated.map_err(|error| StartError::new(Code::DeviceError, "listening socket", error))
+}
+
+/// Reads what lanes give back until `stop` is not zero.
+pub(super) fn read_notices(
+    notices: Notices,
+    registrar: &Arc<Registrar>,
+    stop: &Arc<Word>,
+) -> Result<JoinHandle<()>, StartError> {
+    let (registrar, stop) = (Arc::clone(registrar), Arc::clone(stop));
+    spawn("railhead-notice", move || notices.run(&registrar, &stop))
 }
 
 /// A thread with a name.

@@ -41,22 +41,7 @@ impl Registrar {
         let grant = Grant::parse(grant.as_str()).map_err(|code| (code, "grant".to_owned()))?;
         let facts = check(registration)?;
         let page_bytes = facts.page_bytes as u64;
-        let entry = || RegionEntry {
-            state: RegionState::Coming,
-            session,
-            name: name.as_str().to_owned(),
-            grant: grant.clone(),
-            access: frame.access,
-            bytes: frame.bytes,
-            page_bytes,
-            direct_possible: true,
-            span: None,
-            rdma: None,
-            is_lost: false,
-            holds: std::collections::HashMap::new(),
-            lanes: 0,
-        };
-        let added = self.with_name(|tables| tables.add_region(entry()));
+        let added = self.with_name(|tables| tables.add_region(coming(session, frame, &grant, page_bytes)));
         let (index, generation) = added.map_err(|code| match code {
             Code::QuotaExceeded | Code::RegionsFull => (code, "regions or their bytes".to_owned()),
             _ => (code, "name".to_owned()),
@@ -224,6 +209,25 @@ impl Registrar {
         let removed = self.tables().remove_region(index);
         let Some(region) = removed else { return };
         self.emit(named(EventCode::RegionDeregistered, &region.name).figures(region.bytes, 0));
+    }
+}
+
+/// A region that lanes do not have yet.
+fn coming(session: u32, frame: &Register, grant: &Grant, page_bytes: u64) -> RegionEntry {
+    RegionEntry {
+        state: RegionState::Coming,
+        session,
+        name: Text::of(&frame.name).as_str().to_owned(),
+        grant: grant.clone(),
+        access: frame.access,
+        bytes: frame.bytes,
+        page_bytes,
+        direct_possible: true,
+        span: None,
+        rdma: None,
+        is_lost: false,
+        holds: std::collections::HashMap::new(),
+        lanes: 0,
     }
 }
 
