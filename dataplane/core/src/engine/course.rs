@@ -34,6 +34,9 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
     /// # Errors
     /// Those of [`route::choose`]; [`Code::RemoteHandleStale`] if a region of this node that would be read has gone.
     pub(super) fn course(&self, submission: &Submission, remote: &RemoteInfo) -> Result<Course, Code> {
+        if submission.send_leg > LEG_DIRECT || submission.receive_leg > LEG_DIRECT {
+            return Err(Code::RouteUnknown);
+        }
         let local = self.regions[submission.local_index as usize].info;
         let direct_here = local.is_some_and(|info| info.direct_possible);
         let class = usize::from(submission.class);
@@ -72,9 +75,6 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
             if !send.staged {
                 return Ok(Course { kind: Kind::Fetch, send, ..course });
             }
-        }
-        if submission.send_leg > LEG_DIRECT {
-            return Err(Code::RouteUnknown);
         }
         // The owner chooses its leg when it serves.
         let send = Leg { threshold: remote.read_plan.direct_from_bytes, ..Leg::NONE };

@@ -111,7 +111,19 @@ impl<F: Fabric, C: CopyEngine, M: Deref<Target = [Word]>> Engine<'_, F, C, M> {
             _ => false,
         };
         if is_over && transfer.chunks_open == 0 {
+            self.doubt_lost_ends(index);
             self.complete(index, now);
+        }
+    }
+
+    /// The target has it all, but the connection took with it the end of a post that reads the source: if the source was
+    /// lost meanwhile, nobody is going to say so.
+    fn doubt_lost_ends(&mut self, index: u32) {
+        let transfer = &mut self.transfers[index as usize];
+        let is_doubtful = transfer.acked && transfer.is_unsure && !transfer.send.staged;
+        if is_doubtful && transfer.kind == Kind::Write && transfer.status == Code::Ok {
+            transfer.status = if transfer.into.is_some() { Code::Interrupted } else { Code::Unknown };
+            transfer.side = SIDE_LOCAL;
         }
     }
 
