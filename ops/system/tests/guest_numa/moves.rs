@@ -3,8 +3,8 @@
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 
 use railhead_client::{Completion, Port, Region, Remote, Write};
-use railhead_system::{Cluster, guest, procfs};
-use serde_json::json;
+use railhead_system::{Cluster, Node, guest, procfs, until};
+use serde_json::{Value as Json, json};
 
 use crate::support::*;
 use crate::{assert_pool_on, on_node};
@@ -95,6 +95,17 @@ fn the_core_of_a_lane_moves_from_node_to_node() {
     });
 }
 
+/// Changes settings and waits until all lanes have them: memory moves slowly on an emulated processor, and REST answers
+/// before that.
+fn set(node: &Node, patch: &Json) {
+    let answer = node.rest().patch_text("/v1/settings", &patch.to_string(), &[]);
+    assert!(matches!(answer.status, 200 | 202), "{patch}: {}", answer.text);
+    until("the change is applied", LIMIT, || {
+        let now = node.rest().get("/v1/settings").expect(200);
+        (now.json["state"] == "applied").then_some(())
+    });
+}
+
 /// Pool, tables and thread of each lane, to the other NUMA node and back, each by a setting of its own.
 #[test]
 #[ignore = "needs a guest: ops/lab/run-tests --net numa"]
@@ -104,9 +115,9 @@ fn the_memory_of_a_lane_moves_from_node_to_node() {
         for round in 0..MOVES {
             for (index, node) in cluster.nodes.iter().enumerate() {
                 let to = (round + index + 1) % 2;
-                node.rest().set(&json!({"lanes.0.pool_numa_node": to}));
+                set(node, &json!({"lanes.0.pool_numa_node": to}));
                 assert_pool_on(node, to);
-                node.rest().set(&json!({"lanes.0.numa_node": to}));
+                set(node, &json!({"lanes.0.numa_node": to}));
                 assert_eq!(procfs::affinity(lane_tids(node)[0]), guest::cores_of_node(to));
             }
         }

@@ -6,9 +6,9 @@
 #[path = "../support/mod.rs"]
 mod support;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use railhead_client::{Events, Notify, Port, Region, Remote, Write};
+use railhead_client::{Code, Events, Notify, Port, Region, Remote, Session, Write, outcome};
 use railhead_system::guest::{self, Impaired};
 use railhead_system::{Folder, Node, NodeConfig, Peer, write_key};
 use support::*;
@@ -24,9 +24,10 @@ const SLOT_BYTES: u64 = 1 << 20;
 const CUTS: usize = 5;
 const CUT: Duration = Duration::from_millis(200);
 const CUT_EVERY: Duration = Duration::from_millis(300);
-/// Signals: a message has come; the other side has seen all of them.
+/// Signals: a message has come; the other side has seen all of them; they have all been sent.
 const ARRIVED: u32 = 1;
 const SEEN: u32 = 2;
+const ALL: u32 = 3;
 
 /// One machine's node, and a client that has the other machine's memory open.
 struct Machine {
@@ -57,25 +58,97 @@ impl Machine {
     }
 
     /// Writes everything to the other machine while it does the same, checks what it wrote here, and waits until it has
-    /// checked, too. Rests for `pace` between writes; `disturb` runs meanwhile.
-    fn exchange(&mut self, pace: Duration, disturb: impl FnOnce()) {
+    /// checked, too. `disturb` runs meanwhile.
+    fn exchange(&mut self, wire: Wire, disturb: impl FnOnce()) {
         let session = attach(&self.node, "client", 1);
         let inbox = region(&session, "inbox", ROUNDS * SLOT_BYTES);
         let source = region(&session, "", SLOT_BYTES);
         let remote = open_within(&session, self.peer, "inbox", PEER_LIMIT);
-        let (mut port, mut events) = (session.take_port().unwrap(), session.take_events().unwrap());
+        let (port, mut events) = (session.take_port().unwrap(), session.take_events().unwrap());
+        let mut writer = Writer { session: &session, peer: self.peer, port, source, remote, wire };
         std::thread::scope(|scope| {
-            let writing = scope.spawn(|| write_all(&mut port, &source, &remote, pace));
+            let writing = scope.spawn(|| writer.write_all());
             disturb();
-            check_all(&mut events, &inbox);
+            if wire == Wire::Whole {
+                check_each(&mut events, &inbox);
+            } else {
+                assert!(await_signal(&mut events, ALL, 1), "the messages did not come");
+                (0..ROUNDS).for_each(|round| check(&inbox, round));
+            }
             writing.join().unwrap();
         });
-        let seen = Write { notify: Notify::signal(SEEN, 1), ..write(1, &source, &remote, 0) };
-        completes(&mut port, &seen);
+        writer.tell(SEEN);
         assert!(await_signal(&mut events, SEEN, 1), "the other machine has not seen all");
-        drop((port, events, source, inbox, session));
+        drop(writer);
+        drop((events, inbox, session));
         assert_blocks_home(&self.node, 1);
         self.node.stop();
+    }
+}
+
+/// What may become of a write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wire {
+    /// Each succeeds.
+    Whole,
+    /// Connections may end, and with them transfers; but each message comes through in the end.
+    Cut,
+}
+
+/// The sending side of one machine.
+struct Writer<'a> {
+    session: &'a Session,
+    peer: &'static str,
+    port: Port,
+    source: Region,
+    remote: Remote,
+    wire: Wire,
+}
+
+impl Writer<'_> {
+    fn write_all(&mut self) {
+        for round in 0..ROUNDS {
+            let (bytes, seed) = message(round);
+            let (send_leg, receive_leg) = ROUTES[usize::try_from(round / 5).unwrap() % 4];
+            self.source.copy_in(0, &pattern(seed, usize::try_from(bytes).unwrap())).unwrap();
+            let notify = Notify::signal(ARRIVED, 1);
+            let places = Write { remote_offset: round * SLOT_BYTES, bytes, ..self.nothing() };
+            self.completes(&Write { send_leg, receive_leg, notify, ..places });
+            if self.wire == Wire::Cut {
+                std::thread::sleep(CUT_EVERY / 2);
+            }
+        }
+        self.tell(ALL);
+    }
+
+    /// Adds to a signal of the other machine's client. When an end is not known it may be added to again.
+    fn tell(&mut self, signal: u32) {
+        let write = Write { notify: Notify::signal(signal, 1), ..self.nothing() };
+        self.completes(&write);
+    }
+
+    fn nothing(&self) -> Write {
+        write(7, &self.source, &self.remote, 0)
+    }
+
+    /// Submits one write, waits long enough for the worst wire, and asserts its success; over a wire that is cut, again
+    /// and again until it has.
+    fn completes(&mut self, write: &Write) {
+        let start = Instant::now();
+        loop {
+            let write = Write { remote: self.remote.handle(), ..*write };
+            self.port.submit(&write).unwrap();
+            self.port.ring();
+            let completion = one_within(&mut self.port, PEER_LIMIT);
+            match outcome(&completion) {
+                Err(failure) if self.wire == Wire::Cut && start.elapsed() < PEER_LIMIT => {
+                    if failure.code == Some(Code::RemoteHandleStale) {
+                        self.remote = open_within(self.session, self.peer, "inbox", PEER_LIMIT);
+                    }
+                }
+                _ => return assert_ok(&completion, &write),
+            }
+        }
     }
 }
 
@@ -88,35 +161,19 @@ fn message(round: u64) -> (u64, u64) {
     (SIZES[usize::try_from(round).unwrap() % SIZES.len()], 7 + round)
 }
 
-fn write_all(port: &mut Port, source: &Region, remote: &Remote, pace: Duration) {
-    for round in 0..ROUNDS {
-        let (bytes, seed) = message(round);
-        let (send_leg, receive_leg) = ROUTES[usize::try_from(round / 5).unwrap() % 4];
-        source.copy_in(0, &pattern(seed, usize::try_from(bytes).unwrap())).unwrap();
-        let notify = Notify::signal(ARRIVED, 1);
-        let remote_offset = round * SLOT_BYTES;
-        let write = write(round, source, remote, bytes);
-        completes(port, &Write { send_leg, receive_leg, notify, remote_offset, ..write });
-        std::thread::sleep(pace);
-    }
-}
-
-/// Submits one write, waits long enough for the worst wire, and asserts its success.
-#[track_caller]
-fn completes(port: &mut Port, write: &Write) {
-    port.submit(write).unwrap();
-    port.ring();
-    assert_ok(&one_within(port, PEER_LIMIT), write);
-}
-
 /// Each message is there, whole, when its signal says so.
-fn check_all(events: &mut Events, inbox: &Region) {
+fn check_each(events: &mut Events, inbox: &Region) {
     for round in 0..ROUNDS {
         assert!(await_signal(events, ARRIVED, round + 1), "message {round} did not come");
-        let (bytes, seed) = message(round);
-        let expected = pattern(seed, usize::try_from(bytes).unwrap());
-        assert_bytes(&read(inbox, round * SLOT_BYTES, bytes), &expected, &format!("message {round}"));
+        check(inbox, round);
     }
+}
+
+#[track_caller]
+fn check(inbox: &Region, round: u64) {
+    let (bytes, seed) = message(round);
+    let expected = pattern(seed, usize::try_from(bytes).unwrap());
+    assert_bytes(&read(inbox, round * SLOT_BYTES, bytes), &expected, &format!("message {round}"));
 }
 
 #[test]
@@ -124,7 +181,7 @@ fn check_all(events: &mut Events, inbox: &Region) {
 fn two_machines_write_into_each_other() {
     let mut machine = Machine::start();
     let before = guest::sent_bytes(WIRE);
-    machine.exchange(Duration::ZERO, || ());
+    machine.exchange(Wire::Whole, || ());
     let payload: u64 = (0..ROUNDS).map(|round| message(round).0).sum();
     assert!(guest::sent_bytes(WIRE) - before >= payload, "the bytes went elsewhere");
 }
@@ -134,7 +191,7 @@ fn two_machines_write_into_each_other() {
 fn two_machines_over_a_wire_that_loses() {
     let mut machine = Machine::start();
     let lossy = Impaired::new(WIRE, "loss 2%");
-    machine.exchange(Duration::ZERO, || ());
+    machine.exchange(Wire::Whole, || ());
     assert!(lossy.dropped() > 0, "nothing was lost");
 }
 
@@ -142,7 +199,7 @@ fn two_machines_over_a_wire_that_loses() {
 #[ignore = "needs two guests: ops/lab/run-tests --pair"]
 fn two_machines_over_a_wire_that_is_cut_again_and_again() {
     let mut machine = Machine::start();
-    machine.exchange(CUT_EVERY / 2, || {
+    machine.exchange(Wire::Cut, || {
         for _ in 0..CUTS {
             std::thread::sleep(CUT_EVERY);
             guest::set_link(WIRE, false);
