@@ -7,7 +7,7 @@ use crate::node::{Node, NodeConfig, Peer};
 use crate::wait::until;
 
 /// How long nodes may take to connect.
-const CONNECT_LIMIT: Duration = Duration::from_secs(15);
+const CONNECT_LIMIT: Duration = Duration::from_secs(60);
 
 /// One to a few nodes on this machine, all peers of each other. Nothing else of this process has a cluster meanwhile.
 #[derive(Debug)]
