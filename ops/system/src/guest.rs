@@ -15,6 +15,11 @@ const NETWORK: &str = "RAILHEAD_LAB";
 /// For commands that only talk to the kernel; an emulated processor is slow.
 const COMMAND_LIMIT: Duration = Duration::from_secs(20);
 
+/// Whether this is a guest.
+pub(crate) fn is_one() -> bool {
+    std::env::var_os(NETWORK).is_some()
+}
+
 /// Asserts that this is a guest with that network.
 ///
 /// # Panics

@@ -8,12 +8,15 @@ use std::time::Duration;
 use serde_json::Value as Json;
 
 use crate::files::{binary, free_port};
+use crate::guest;
 use crate::process::Process;
 use crate::rest::Rest;
 use crate::wait::within;
 
-/// How long a node may take until it is ready.
-const READY_LIMIT: Duration = Duration::from_secs(15);
+/// How long a node may take until it is ready; an emulated processor is slow.
+fn ready_limit() -> Duration {
+    Duration::from_secs(if guest::is_one() { 90 } else { 15 })
+}
 
 /// A `[[peer]]`.
 #[derive(Debug, Clone)]
@@ -257,13 +260,13 @@ impl Node {
     }
 
     fn await_ready(&self, process: &mut Process, what: &str, mut ready: impl FnMut() -> bool) {
-        let state = within(READY_LIMIT, || {
+        let state = within(ready_limit(), || {
             if let Some(status) = process.ended() {
                 return Some(Err(format!("it ended with {status}")));
             }
             ready().then_some(Ok(()))
         });
-        let state = state.unwrap_or_else(|| Err(format!("{what} was not there within {READY_LIMIT:?}")));
+        let state = state.unwrap_or_else(|| Err(format!("{what} was not there within {:?}", ready_limit())));
         if let Err(problem) = state {
             panic!("{} is not ready: {problem}; it said:\n{}", self.config.name, process.said());
         }

@@ -186,6 +186,21 @@ pub(crate) const STAGES: &[Stage] = &[
             "railhead-verbs/guest_links",
         ])],
     ),
+    // Two nodes over them, on a wire that also loses packets and is cut.
+    system(
+        "rdma-guest",
+        900,
+        &[LAB],
+        &[test(&[
+            "ops/lab/run-tests",
+            "--net",
+            "veth",
+            "--limit",
+            "600",
+            "--",
+            "railhead-system/guest_rdma",
+        ])],
+    ),
     system(
         "numa-guest",
         900,
