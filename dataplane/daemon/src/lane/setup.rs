@@ -38,8 +38,8 @@ use crate::clock;
 use crate::copies::{Copies, RunningCopies};
 use crate::error::StartError;
 use crate::machine::{self, ThreadUsage};
-use crate::rdma::Rdma;
 use crate::places::{LanePlaces, node_word};
+use crate::rdma::Rdma;
 use crate::segment::{LaneWords, word_of};
 use crate::tables::{REGIONS, REMOTES, SELF};
 
