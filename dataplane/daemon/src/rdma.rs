@@ -65,6 +65,8 @@ pub(crate) struct Registered {
     pub(crate) entry: RegionEntry,
     /// For peers that open it; its epoch is the region's generation.
     pub(crate) remote: RemoteMemory,
+    /// Of a region that others can open: what its registration is kept as, for nobody else and not beyond its end.
+    own: Option<u64>,
     /// Dropped when no lane has the region any more.
     _lease: Lease<Registrations>,
 }
@@ -216,8 +218,11 @@ impl Rdma {
         rail.ok_or(VerbsError::Peer("no such lane or rail"))?.prepare(connection)
     }
 
-    /// Registers a region's memory, or finds what is registered of the same file. `None` if the budget is used up by what is
-    /// in use.
+    /// Registers a region's memory. `None` if the budget is used up by what is in use.
+    ///
+    /// A region that others can open gets keys of its own, which end with it: whoever held one can do nothing with it
+    /// afterwards. What nobody else can open gets keys without rights for peers, which are kept and found again when the
+    /// same part of the same file is registered again.
     ///
     /// # Errors
     /// What a device refuses.
@@ -228,16 +233,32 @@ impl Rdma {
         offset: u64,
         span: &OwnedSpan,
         access: u32,
+        is_open: bool,
     ) -> Result<Option<Registered>, VerbsError> {
-        let Some(memory) = self.identity(session, file) else { return Ok(None) };
-        let access_flags = MemoryAccess::granting(access, self.relaxed_ordering);
+        let memory = if is_open { Some(self.next_identity()) } else { self.identity(session, file) };
+        let Some(memory) = memory else { return Ok(None) };
+        let granting = MemoryAccess::granting(access, self.relaxed_ordering);
+        let access_flags = if is_open {
+            granting
+        } else {
+            MemoryAccess { remote_write: false, remote_read: false, ..granting }
+        };
         let key = CacheKey { memory, offset, bytes: span.len() as u64, access: access_flags, rail: 0 };
         let lease = self.cache.get(key, || {
             // The registrations keep the mapping: a later region of the same bytes uses that, not its own.
             let all = self.nics.iter().map(|nic| MemoryRegion::register(nic.domain(), span, access_flags));
             all.collect::<Result<Registrations, VerbsError>>()
         })?;
-        Ok(lease.map(|lease| registered(span, access, lease)))
+        Ok(lease.map(|lease| registered(span, access, is_open.then_some(memory), lease)))
+    }
+
+    /// Gives up the registration of a region that no lane has any more. A key that others had is of no use from here on.
+    pub(crate) fn give_up(&self, registered: Registered) {
+        let own = registered.own;
+        drop(registered);
+        if let Some(memory) = own {
+            self.cache.invalidate(memory);
+        }
     }
 
     /// Gives up what is kept of a session's memory: it has ended.
@@ -249,6 +270,12 @@ impl Rdma {
         for memory in gone {
             self.cache.invalidate(memory);
         }
+    }
+
+    fn next_identity(&self) -> u64 {
+        let mut identities = self.identities.lock().unwrap_or_else(PoisonError::into_inner);
+        identities.0 += 1;
+        identities.0
     }
 
     /// A number for a memory file, its own as long as registrations of it are kept: they keep the file alive.
@@ -270,7 +297,12 @@ impl Rdma {
     }
 }
 
-fn registered(span: &OwnedSpan, access: u32, lease: Lease<Registrations>) -> Registered {
+fn registered(
+    span: &OwnedSpan,
+    access: u32,
+    own: Option<u64>,
+    lease: Lease<Registrations>,
+) -> Registered {
     let mut local_keys = [0; RAILS_MAX];
     for (key, registration) in local_keys.iter_mut().zip(lease.iter()) {
         *key = registration.local_key();
@@ -280,6 +312,7 @@ fn registered(span: &OwnedSpan, access: u32, lease: Lease<Registrations>) -> Reg
     Registered {
         entry: RegionEntry { memory: Some(span.clone()), address, bytes, local_keys },
         remote: RemoteMemory { epoch: 0, access, address, bytes, keys },
+        own,
         _lease: lease,
     }
 }

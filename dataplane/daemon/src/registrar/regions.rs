@@ -106,7 +106,8 @@ impl Registrar {
     ) -> Result<Option<Registered>, String> {
         let Some(rdma) = self.rdma.as_ref().filter(|rdma| rdma.rails() > 0) else { return Ok(None) };
         let (frame, file) = (&registration.frame, &registration.file);
-        match rdma.register(session, file, frame.offset, span, frame.access) {
+        let is_open = !Text::of(&frame.name).as_str().is_empty();
+        match rdma.register(session, file, frame.offset, span, frame.access, is_open) {
             Ok(Some(registered)) => Ok(Some(registered)),
             Ok(None) => Err("rdma.pinned_bytes_max is used up".to_owned()),
             Err(error) => Err(error.to_string()),
@@ -207,7 +208,10 @@ impl Registrar {
         self.report_losses();
         // Out of the lock first: unmapping is slow.
         let removed = self.tables().remove_region(index);
-        let Some(region) = removed else { return };
+        let Some(mut region) = removed else { return };
+        if let (Some(rdma), Some(registered)) = (&self.rdma, region.rdma.take()) {
+            rdma.give_up(registered);
+        }
         self.emit(named(EventCode::RegionDeregistered, &region.name).figures(region.bytes, 0));
     }
 }

@@ -54,3 +54,30 @@ fn nothing_is_left_of_a_killed_dataplane() {
     drop(port);
     cluster.stop();
 }
+
+/// A region that goes takes its memory keys along, so that nobody who held one can use it; one that nobody else can open is
+/// found registered when the same memory comes again.
+#[test]
+#[ignore = "needs a guest: ops/lab/run-tests --net veth -- railhead-system/guest_rdma"]
+fn keys_that_others_had_end_with_their_region() {
+    let cluster = crate::pair();
+    let (sender, receiver) = (attach(cluster.a(), "sender", 1), attach(cluster.b(), "receiver", 1));
+    let source = region(&sender, "", 1 << 20);
+    let mut port = sender.take_port().unwrap();
+    let keys = || guest::rdma_resources()["rxe1"]["mr"];
+    let mut before = None;
+    for round in 1..=3 {
+        let destination = region(&receiver, "destination", 1 << 20);
+        let remote = open(&sender, "b", "destination");
+        let write = Write { receive_leg: Leg::DIRECT, ..write(round, &source, &remote, 1 << 20) };
+        transfer_ok(&mut port, &write);
+        let held = keys();
+        drop((destination, remote));
+        until("the region's keys are gone", LIMIT, || (keys() < held).then_some(()));
+        assert_eq!(*before.get_or_insert(keys()), keys(), "round {round}");
+    }
+    let rdma = || cluster.b().rest().get("/v1/node").expect(200).json["rdma"]["registrations"].clone();
+    assert_eq!(rdma()["hits"], 0, "what others could open is not found again: {}", rdma());
+    drop(port);
+    cluster.stop();
+}
