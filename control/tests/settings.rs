@@ -40,7 +40,8 @@ async fn shows_what_the_dataplane_runs() {
     assert_eq!(body["generation"], 1);
     assert_eq!(body["state"], "applied");
     assert_eq!(body["settings"]["send"], json!({"mode": "auto", "direct_from_bytes": 16384}));
-    assert_eq!(body["settings"]["lanes"], json!({"0": {"core": null}, "1": {"core": null}}));
+    let anywhere = json!({"core": null, "numa_node": null, "pool_numa_node": null});
+    assert_eq!(body["settings"]["lanes"], json!({"0": anywhere, "1": anywhere}));
     assert_eq!(answer.headers["etag"], body["etag"].as_str().unwrap());
     assert_eq!(answer.headers["cache-control"], "no-store");
     let described = rest.get("/v1/settings?describe=true").await.json();

@@ -34,7 +34,6 @@ pub(super) async fn metrics(State(api): State<Api>) -> Response {
         lanes(&mut page, segment);
         rails(&mut page, segment);
         peers(&mut page, segment);
-        rails(&mut page, segment);
     }
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], page.text).into_response()
 }
