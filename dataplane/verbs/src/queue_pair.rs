@@ -23,7 +23,8 @@ use crate::nic::NicConfig;
 /// How patient a connection is. The values are those of the verbs: `man 3 ibv_modify_qp`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Patience {
-    /// Time until an unanswered packet is sent again: 4.096 us x 2^this. 14 is 67 ms.
+    /// Time until an unanswered packet is sent again: 4.096 us x 2^this. 16 is 268 ms: with six more tries a path is given up
+    /// after some two seconds, as a silent peer is, and not for a peer whose processor is busy elsewhere for a moment.
     pub timeout: u8,
     /// How often it is sent again, at most 6: the soft devices of Linux take 7 for "for ever".
     pub retries: u8,
@@ -36,7 +37,7 @@ pub struct Patience {
 
 impl Default for Patience {
     fn default() -> Self {
-        Self { timeout: 14, retries: 6, receiver_retries: 6, receiver_timer: 12 }
+        Self { timeout: 16, retries: 6, receiver_retries: 6, receiver_timer: 12 }
     }
 }
 
