@@ -121,6 +121,12 @@ impl VerbsError {
         }
     }
 
+    /// Whether nobody answered for the peer's address.
+    pub(crate) fn is_unreachable(&self) -> bool {
+        let Self::Call { error, .. } = self else { return false };
+        matches!(error.raw_os_error(), Some(libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::ENETUNREACH))
+    }
+
     /// Whether the device or its driver simply cannot do what was asked for.
     #[must_use]
     pub const fn is_unsupported(&self) -> bool {

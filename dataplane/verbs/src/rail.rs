@@ -11,6 +11,7 @@
 //! milliseconds, and what comes before an end is attached is kept for it.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use railhead_core::port::ConnectionIndex;
 use railhead_ring::sync::Word;
@@ -28,6 +29,10 @@ use crate::mailbox::{Mailbox, RECEIVE_BYTES};
 use crate::message::MESSAGE_BYTES_MAX;
 use crate::nic::Nic;
 use crate::queue_pair::{Path, QueuePair, QueueSizes};
+
+/// Tries at a path, and the pause between two.
+const PATH_TRIES: u32 = 4;
+const PATH_PAUSE: Duration = Duration::from_millis(200);
 
 /// Sizes of every connection of a rail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -324,7 +329,7 @@ impl Endpoint {
             reads_served: self.info.reads_served.min(peer.reads_made),
             patience: config.patience,
         };
-        self.pair.connect(&path)?;
+        connect(&self.pair, &path)?;
         let facts = ConnectionFacts {
             number: self.info.number,
             peer_number: peer.number,
@@ -346,6 +351,17 @@ impl Endpoint {
             facts,
         })
     }
+}
+
+/// Connects, again when nobody answers for the peer's address: a link that has just come up takes a moment.
+fn connect(pair: &QueuePair, path: &Path) -> Result<(), VerbsError> {
+    for _ in 1..PATH_TRIES {
+        match pair.connect(path) {
+            Err(error) if error.is_unreachable() => std::thread::sleep(PATH_PAUSE),
+            connected => return connected,
+        }
+    }
+    pair.connect(path)
 }
 
 /// What was agreed on for a connection.
