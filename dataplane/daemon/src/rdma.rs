@@ -297,12 +297,7 @@ impl Rdma {
     }
 }
 
-fn registered(
-    span: &OwnedSpan,
-    access: u32,
-    own: Option<u64>,
-    lease: Lease<Registrations>,
-) -> Registered {
+fn registered(span: &OwnedSpan, access: u32, own: Option<u64>, lease: Lease<Registrations>) -> Registered {
     let mut local_keys = [0; RAILS_MAX];
     for (key, registration) in local_keys.iter_mut().zip(lease.iter()) {
         *key = registration.local_key();
