@@ -46,7 +46,8 @@ async fn shows_what_the_dataplane_runs() {
     assert_eq!(answer.headers["cache-control"], "no-store");
     let described = rest.get("/v1/settings?describe=true").await.json();
     let fields = described["fields"].as_array().unwrap();
-    assert_eq!(fields.len(), Setting::ALL.len() + 2);
+    // A core and two NUMA nodes for each of the two lanes.
+    assert_eq!(fields.len(), Setting::ALL.len() + 2 * 3);
     assert!(
         fields
             .iter()
