@@ -72,7 +72,7 @@ fn keys_that_others_had_end_with_their_region() {
         let write = Write { receive_leg: Leg::DIRECT, ..write(round, &source, &remote, 1 << 20) };
         transfer_ok(&mut port, &write);
         let held = keys();
-        drop(remote);
+        // Its holder still has it open, and is told to give it up.
         destination.release().unwrap();
         until("the region's keys are gone", LIMIT, || (keys() < held).then_some(()));
         assert_eq!(*before.get_or_insert(keys()), keys(), "round {round}");
