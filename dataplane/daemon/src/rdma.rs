@@ -298,14 +298,12 @@ impl Rdma {
 }
 
 fn registered(span: &OwnedSpan, access: u32, own: Option<u64>, lease: Lease<Registrations>) -> Registered {
-    let mut local_keys = [0; RAILS_MAX];
-    for (key, registration) in local_keys.iter_mut().zip(lease.iter()) {
-        *key = registration.local_key();
-    }
+    // The registrations may be of an earlier mapping of these bytes: posts name that.
     let address = lease.first().map_or(0, |registration| registration.address());
     let (bytes, keys) = (span.len() as u64, remote_keys(&lease));
+    let registrations: Vec<&MemoryRegion> = lease.iter().map(|registration| &**registration).collect();
     Registered {
-        entry: RegionEntry { memory: Some(span.clone()), address, bytes, local_keys },
+        entry: RegionEntry { address, ..RegionEntry::of_host(span, &registrations) },
         remote: RemoteMemory { epoch: 0, access, address, bytes, keys },
         own,
         _lease: lease,

@@ -319,7 +319,7 @@ impl Peers {
     }
 
     /// What a lane has to know of a connection on which this node's memory is written.
-    fn written_here(&self, role: Role, peer: &Peer, class: u8) -> ConnectionInfo {
+    pub(super) fn written_here(&self, role: Role, peer: &Peer, class: u8) -> ConnectionInfo {
         ConnectionInfo {
             role,
             peer: peer.slot(),
@@ -422,7 +422,7 @@ impl Peers {
 }
 
 /// What a lane has to know of a connection on which the peer's memory is written.
-fn written_there(role: Role, peer: &Peer, class: u8, hello: &NodeHello) -> ConnectionInfo {
+pub(super) fn written_there(role: Role, peer: &Peer, class: u8, hello: &NodeHello) -> ConnectionInfo {
     ConnectionInfo {
         role,
         peer: peer.slot(),

@@ -16,7 +16,7 @@ use railhead_core::port::ConnectionIndex;
 use railhead_core::tables::{ConnectionInfo, Role};
 use railhead_verbs::{AttachInfo, Endpoint, EndpointInfo, RAILS_MAX, RemoteMemory, VerbsError};
 
-use super::data::{Initiator, Wanted, pool_epoch};
+use super::data::{Initiator, Wanted, written_there};
 use super::peer::{Link, Peer};
 use super::{HANDSHAKE_MAX, Peers};
 use crate::events::Event;
@@ -44,16 +44,8 @@ impl Peers {
         let answer = peer.offer(offer, HANDSHAKE_MAX)?;
         let theirs = EndpointInfo::from_words(answer.endpoint).ok_or(Code::ProtocolViolation)?;
         let ready = endpoint.connect(&theirs).map_err(|error| refused(&error))?;
-        let info = ConnectionInfo {
-            role: Role::Initiator,
-            peer: peer.slot(),
-            class,
-            serves: false,
-            slots: link.hello.slots.min(SLOTS_MAX),
-            small_bytes: u64::from(link.hello.small_bytes),
-            large_bytes: u64::from(link.hello.large_bytes),
-            pool_epoch: pool_epoch(link.hello.incarnation),
-        };
+        let slots = link.hello.slots.min(SLOTS_MAX);
+        let info = ConnectionInfo { slots, ..written_there(Role::Initiator, peer, class, &link.hello) };
         let attach = attach_info(peer.slot(), rail, &answer)?;
         // Before the lane has it: its end may be reported at once.
         directory.note_ours(wanted);
@@ -124,16 +116,8 @@ impl Peers {
         let endpoint = self.endpoint(lane, rail, connection).map_err(|error| refused(&error))?;
         let ours = endpoint.info();
         let ready = endpoint.connect(theirs).map_err(|error| refused(&error))?;
-        let info = ConnectionInfo {
-            role: Role::Target,
-            peer: peer.slot(),
-            class: offer.class,
-            serves: false,
-            slots: link.hello.slots.min(SLOTS_MAX),
-            small_bytes: self.identity.small_bytes,
-            large_bytes: self.identity.large_bytes,
-            pool_epoch: pool_epoch(self.registrar.incarnation),
-        };
+        let slots = link.hello.slots.min(SLOTS_MAX);
+        let info = ConnectionInfo { slots, ..self.written_here(Role::Target, peer, offer.class) };
         let attach = attach_info(peer.slot(), rail, offer)?;
         let lanes = &self.registrar.peers.lanes;
         lanes.call(lane, Command::AttachQueuePair { ready, attach, info })?;
